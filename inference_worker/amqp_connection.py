@@ -1,0 +1,98 @@
+"""Opening a connection to RabbitMQ: parameters, timeouts, keepalive, and the library's errors in our words.
+
+Runs on the thread that will own the connection. Knows pika, as do its neighbours that use a connection.
+"""
+
+from __future__ import annotations
+
+import socket
+from contextlib import suppress
+from typing import Any
+
+import pika
+import pika.exceptions
+
+from inference_worker.config import BrokerConfig
+from inference_worker.errors import BrokerError, BrokerUnusable
+
+#: a call that waits for an alarm to end is given up, and the connection with it (design section 6)
+_BLOCKED_TIMEOUT_S = 30.0
+_CONNECT_TIMEOUT_S = 5.0
+#: TCP, then the AMQP handshake
+_STACK_TIMEOUT_S = 10.0
+#: pika would notice a dead link only after 2 x (heartbeat + 5) s, 250 s by default; the kernel within 30 s
+_TCP_OPTIONS = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": 25_000}
+
+#: what pika raises when a link or a channel is gone; an unknown host is a plain OSError
+LIBRARY_ERRORS = (pika.exceptions.AMQPError, OSError)
+
+
+def open_connection(broker: BrokerConfig, *, name: str) -> Any:
+    """Connect and log in.
+
+    Runs on the thread that will use the connection; takes at most 15 s.
+
+    Shapes:  a pika.BlockingConnection
+    Raises:  BrokerUnusable (a person must act), BrokerError
+    """
+    parameters = pika.ConnectionParameters(
+        host=broker.host,
+        port=broker.port,
+        virtual_host=broker.vhost,
+        credentials=pika.PlainCredentials(broker.username, broker.password),
+        heartbeat=broker.heartbeat_s,
+        blocked_connection_timeout=_BLOCKED_TIMEOUT_S,
+        socket_timeout=_CONNECT_TIMEOUT_S,
+        stack_timeout=_STACK_TIMEOUT_S,
+        connection_attempts=1,
+        tcp_options={option: value for option, value in _TCP_OPTIONS.items() if hasattr(socket, option)},
+        client_properties={"connection_name": name, "product": "inference_worker"},
+    )
+    try:
+        return pika.BlockingConnection(parameters)
+    except LIBRARY_ERRORS as err:
+        raise _translate(err, broker) from err
+
+
+def shut_down(connection: Any) -> None:
+    """Shut the connection's socket down, from any thread: every call that waits on it fails at once.
+
+    pika offers no way to the socket; a contract test holds the private one that is taken here.
+    """
+    transport = getattr(getattr(connection, "_impl", None), "_transport", None)
+    connection_socket = getattr(transport, "_sock", None)
+    if connection_socket is not None:
+        with suppress(OSError):
+            socket.socket.shutdown(connection_socket, socket.SHUT_RDWR)
+
+
+def close_connection(connection: Any) -> None:
+    """Close politely; the caller bounds the time, since the library waits for the peer."""
+    with suppress(*LIBRARY_ERRORS):
+        if connection.is_open:
+            connection.close()
+
+
+def describe(err: BaseException) -> str:
+    """Name an error of the library in one line; most of its connection errors have an empty text."""
+    text = str(err).strip()
+    return f"{type(err).__name__}: {text[:300]}" if text else type(err).__name__
+
+
+def _translate(err: BaseException, broker: BrokerConfig) -> BrokerError:
+    where = f"{broker.host}:{broker.port}"
+    match err:
+        case pika.exceptions.ProbableAuthenticationError():
+            return BrokerUnusable(f"{where} refuses the login of RABBITMQ_USERNAME {broker.username!r}")
+        case pika.exceptions.ProbableAccessDeniedError():
+            return BrokerUnusable(f"{where} refuses RABBITMQ_VHOST {broker.vhost!r}: missing, or not allowed to us")
+        case socket.gaierror():
+            return BrokerUnusable(f"RABBITMQ_HOST {broker.host!r} is an unknown host")
+        case _:
+            return BrokerError(f"{where} cannot be reached ({describe(_innermost(err))})")
+
+
+def _innermost(err: BaseException) -> BaseException:
+    while err.args and isinstance(err.args[0], BaseException):
+        err = err.args[0]
+    return err

@@ -1,0 +1,153 @@
+"""Builds every object from the `Config` and hands each what it needs. No decision is made here.
+
+Main thread, once. The only file that knows all others.
+"""
+
+from __future__ import annotations
+
+from queue import SimpleQueue
+
+from inference_worker import __version__, amqp_connection, result_store
+from inference_worker.amqp_topology import TopologyNames
+from inference_worker.config import Config
+from inference_worker.deadlines import Bounded, Deadlines
+from inference_worker.health_checker import HealthChecker, HealthSettings
+from inference_worker.holds import Holds
+from inference_worker.http_client import HttpClient
+from inference_worker.kept_answers import KeptAnswers
+from inference_worker.message_processor import MessageProcessor, ProcessorSettings
+from inference_worker.message_publisher import MessagePublisher
+from inference_worker.metrics_buffer import MetricsBuffer
+from inference_worker.metrics_reporter import MetricsReporter, ReporterSettings
+from inference_worker.model_client import ModelClient, ModelSettings
+from inference_worker.result_store import ResultStore
+from inference_worker.rmq_listener import RmqListener
+from inference_worker.slots import Slots
+from inference_worker.status_server import StatusServer
+from inference_worker.supervisor import ExitCode, Parts, Supervisor
+
+#: probes, scrapes and the sinks' answers: a vLLM page has 50 kB
+_SIDE_RESPONSE_BYTES = 8 * 2**20
+#: Redis connections beside one for each slot: the probe, and what a dropped one leaves behind for a moment
+_SPARE_CONNECTIONS = 4
+
+
+def topology_names(config: Config) -> TopologyNames:
+    """Name what is declared at the broker."""
+    broker = config.broker
+    return TopologyNames(config.identity.queue, broker.queue_type, broker.dlx, broker.dlq, broker.dlx_routing_key)
+
+
+def open_store(config: Config) -> ResultStore:
+    """Make the result store; it connects at its first command."""
+    store = config.store
+    client = result_store.open_client(
+        store.url,
+        password=store.password,
+        timeout_s=store.timeout_s,
+        max_connections=config.broker.prefetch + _SPARE_CONNECTIONS,
+    )
+    return ResultStore(client, ttl_s=store.ttl_s, replica_id=config.identity.replica_id)
+
+
+def run(config: Config, signals: SimpleQueue[int]) -> ExitCode:
+    """Build the worker and run it until it is told to stop."""
+    holds, deadlines = Holds(), Deadlines()
+    identity, model, broker = config.identity, config.model, config.broker
+    names = topology_names(config)
+    side_http = HttpClient(deadlines, Bounded.SIDE_CALL, max_response_bytes=_SIDE_RESPONSE_BYTES)
+    store = open_store(config)
+    health = HealthChecker(
+        HealthSettings(config.health.interval_s, config.store.retry_delay_s),
+        holds=holds,
+        probe_model=lambda: (
+            side_http.exchange(
+                "GET", model.base_url + config.health.path, timeout_s=config.health.timeout_s
+            ).status_code
+        ),
+        probe_store=store.probe,
+    )
+    buffer = MetricsBuffer(max_records=config.metrics.buffer_size, on_half_full=lambda: reporter.flush_soon())
+
+    def connect(purpose: str) -> object:
+        name = f"inference_worker {identity.deployment_id} {identity.replica_id} {purpose}"
+        return amqp_connection.open_connection(broker, name=name)
+
+    processor = MessageProcessor(
+        ProcessorSettings(
+            max_retries=config.retry.max_retries,
+            deployment_id=identity.deployment_id,
+            replica_id=identity.replica_id,
+            user_id=identity.user_id,
+            org_id=identity.org_id,
+            model_id=identity.model_id,
+        ),
+        model=ModelClient(
+            ModelSettings(
+                infer_url=model.base_url + model.infer_path,
+                timeout_s=model.infer_timeout_s,
+                api_key=model.api_key,
+                retry_status_codes=model.retry_status_codes,
+                ttft_header=model.ttft_header,
+                tbt_header=model.tbt_header,
+            ),
+            HttpClient(deadlines, Bounded.MODEL_CALL, max_response_bytes=model.max_response_bytes),
+        ),
+        store=store,
+        publisher=MessagePublisher(
+            lambda: connect("copies"), deadlines, queue=names.queue, dlx=names.dlx, dlx_key=names.dlx_routing_key
+        ),
+        health=health,
+        buffer=buffer,
+        holds=holds,
+        kept=KeptAnswers(max_count=broker.prefetch),
+        hand_in=lambda settlement: listener.hand_in(settlement),
+    )
+    slots = Slots(broker.prefetch, processor.process)
+    listener = RmqListener(
+        names,
+        connect=lambda: connect("consumer"),
+        prefetch=broker.prefetch,
+        holds=holds,
+        slots=slots,
+        deadlines=deadlines,
+    )
+    holds.watch(listener.wake)
+    reporter = MetricsReporter(
+        settings=ReporterSettings(
+            deployment_id=identity.deployment_id,
+            replica_id=identity.replica_id,
+            user_id=identity.user_id,
+            org_id=identity.org_id,
+            model=identity.model_id,
+            worker_version=__version__,
+            metrics_url=config.metrics.server_url + "/metrics",
+            metrics_token=config.metrics.service_token,
+            events_url=config.billing.croesus_url + "/events",
+            flush_interval_s=config.metrics.flush_interval_s,
+            http_timeout_s=config.metrics.http_timeout_s,
+            vllm_metrics_url=config.metrics.vllm_url,
+            dcgm_metrics_url=config.metrics.dcgm_url,
+            croesus_batch_size=config.billing.batch_size,
+        ),
+        buffer=buffer,
+        http=side_http,
+        health=lambda: health.snapshot,
+        queue_depth=listener.queue_depth,
+    )
+    supervisor = Supervisor(
+        Parts(listener=listener, health=health, reporter=reporter, slots=slots),
+        signals=signals,
+        holds=holds,
+        deadlines=deadlines,
+        cut_off=processor.cut_off.set,
+        grace_s=config.process.grace_s,
+    )
+    StatusServer(
+        config.process.http_host,
+        config.process.http_port,
+        is_alive=supervisor.is_alive,
+        state=lambda: listener.state,
+        holds=holds,
+    ).start()
+    return supervisor.run()

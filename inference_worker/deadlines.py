@@ -1,0 +1,86 @@
+"""Bounds on calls that have none: a register of what is running, until when it may, and how to end it.
+
+Safe from any thread; the supervisor's loop calls `cut_overdue` several times a second. Two libraries need it: the
+timeout of requests is per read, so a trickling answer would never end, and pika waits without a bound on a stalled
+link (law 5). Cutting means shutting a socket down, which wakes its reader; `close()` would not.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from enum import StrEnum
+from time import monotonic
+
+
+class Bounded(StrEnum):
+    """What kind of call runs; a stop shortens or ends one kind at a time."""
+
+    #: a request on its way through the model
+    MODEL_CALL = "model_call"
+    #: a probe, a scrape, a request to a sink
+    SIDE_CALL = "side_call"
+    #: one turn of the listener, or one copy being published
+    BROKER_CALL = "broker_call"
+
+
+@dataclass(slots=True, eq=False)
+class _Running:
+    kind: Bounded
+    began_at: float
+    limit_s: float
+    cut: Callable[[], None]
+    was_cut: bool = field(default=False)
+
+
+class Deadlines:
+    """The register. Lives as long as the process; safe from any thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._running: set[_Running] = set()
+        #: upper limits that came later than the calls: a stop gives the broker one more second
+        self._caps_s: dict[Bounded, float] = {}
+        self._ended_kinds: set[Bounded] = set()
+
+    @contextmanager
+    def bound(self, kind: Bounded, limit_s: float, cut: Callable[[], None]) -> Iterator[None]:
+        """Run the body for at most `limit_s` seconds; then `cut` is called, once, from another thread.
+
+        `cut` must not wait for anything: it runs under the register's lock.
+        """
+        running = _Running(kind, monotonic(), limit_s, cut)
+        with self._lock:
+            self._running.add(running)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._running.discard(running)
+
+    def is_ended(self, kind: Bounded) -> bool:
+        """Tell whether calls of this kind were ended for good."""
+        return kind in self._ended_kinds
+
+    def shorten(self, kind: Bounded, limit_s: float) -> None:
+        """Let no call of this kind last longer than this, those that run already included."""
+        with self._lock:
+            self._caps_s[kind] = limit_s
+
+    def end(self, kind: Bounded) -> None:
+        """Cut off every call of this kind now, and let no later one begin to wait."""
+        self._ended_kinds.add(kind)
+        self.shorten(kind, 0)
+        self.cut_overdue(monotonic())
+
+    def cut_overdue(self, now: float) -> None:
+        """Cut off what has run out of time. Called by the supervisor."""
+        with self._lock:
+            for running in self._running:
+                limit_s = min(running.limit_s, self._caps_s.get(running.kind, running.limit_s))
+                if not running.was_cut and now - running.began_at >= limit_s:
+                    running.was_cut = True
+                    # under the lock, so that the call cannot end meanwhile and the next one on its socket be cut
+                    running.cut()

@@ -1,0 +1,201 @@
+"""Is the model there, can a result be kept: probes, and the holds that follow from them.
+
+`tick` runs on the thread `health-checker`; the reports come from slot threads. Knows no library: the probes are handed
+in. Sources: specification ("Health Checker"), design section 7.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from time import monotonic, time
+from typing import assert_never
+
+from inference_worker.documents import HealthSnapshot
+from inference_worker.errors import HttpError, StoreDown, StoreLoginRefused
+from inference_worker.holds import HoldName, Holds
+from inference_worker.model_client import ModelReply, Sign
+
+logger = logging.getLogger(__name__)
+
+_HEALTHY = 200
+#: a model that says it is going away may answer one more probe
+_LEAVING_S = 1.0
+_BUSY_MAX_S = 60.0
+_STORE_PAUSE_MAX_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class HealthSettings:
+    """What the checker has to know of the configuration."""
+
+    interval_s: float
+    #: the first pause while Redis is down
+    store_retry_delay_s: float
+
+
+class HealthChecker:
+    """Owns the last health snapshot, and all holds but `draining` and `publish_refused`."""
+
+    name = "health-checker"
+
+    def __init__(
+        self,
+        settings: HealthSettings,
+        *,
+        holds: Holds,
+        probe_model: Callable[[], int],
+        probe_store: Callable[[], None],
+    ) -> None:
+        self._settings = settings
+        self._holds = holds
+        #: GET /health: the status code, or an HttpError
+        self._probe_model = probe_model
+        #: one small write, or a StoreDown
+        self._probe_store = probe_store
+        self.wakeup = threading.Event()
+        self._lock = threading.Lock()
+        self._snapshot = HealthSnapshot(False, time(), "not probed yet")
+        self._next_probe_at = float("-inf")
+        #: monotonic, when the model was last reported: an answer to a probe begun before it proves nothing
+        self._reported_at = float("-inf")
+        #: a hold is not lifted before, whatever the probe says
+        self._unhealthy_until = float("-inf")
+        #: calls that failed although the probe before them was good, in a row
+        self._deceived = 0
+        self._busy = 0
+        self._store_failures = 0
+        self._next_store_probe_at = float("-inf")
+        self._login_refusal_said = False
+        # nothing is consumed before the first good probe and the first good write: a model that loads for ten minutes
+        # must cost no message its retries, and no answer is computed that cannot be kept
+        holds.raise_hold(HoldName.MODEL_UNHEALTHY, "not probed yet", level=logging.INFO)
+        holds.raise_hold(HoldName.RESULT_STORE_DOWN, "not written to yet", level=logging.INFO)
+
+    @property
+    def snapshot(self) -> HealthSnapshot:
+        return self._snapshot
+
+    # -- one turn -----------------------------------------------------------------------------------------------------
+
+    def tick(self, now: float) -> float:
+        """Make the probes that are due. Returns the seconds to wait before the next."""
+        if self._holds.is_raised(HoldName.RESULT_STORE_DOWN) and now >= self._next_store_probe_at:
+            self._check_store()
+        if now >= self._next_probe_at:
+            self.check_model()
+        next_expiry_s = self._holds.expire(monotonic())
+        due_at = self._next_probe_at
+        if self._holds.is_raised(HoldName.RESULT_STORE_DOWN):
+            due_at = min(due_at, self._next_store_probe_at)
+        wait_s = max(0.0, due_at - monotonic())
+        return wait_s if next_expiry_s is None else min(wait_s, next_expiry_s)
+
+    def close(self) -> None:
+        """Nothing is kept open here."""
+
+    def check_model(self) -> bool:
+        """Probe the model now and let the holds follow. Safe from any thread."""
+        began_at = monotonic()
+        with self._lock:
+            self._next_probe_at = began_at + self._settings.interval_s
+        try:
+            status = self._probe_model()
+            is_healthy, detail = status == _HEALTHY, f"GET /health answered {status}"
+        except HttpError as err:
+            is_healthy, detail = False, f"GET /health: {err}"
+        self._snapshot = HealthSnapshot(is_healthy, time(), detail)
+        if not is_healthy:
+            self._holds.raise_hold(HoldName.MODEL_UNHEALTHY, detail)
+            self._holds.lift(HoldName.MODEL_SUSPECT)
+            return False
+        with self._lock:
+            if self._reported_at > began_at:
+                self._next_probe_at = float("-inf")
+            elif monotonic() < self._unhealthy_until:
+                self._next_probe_at = self._unhealthy_until
+            else:
+                self._holds.lift(HoldName.MODEL_UNHEALTHY)
+            if self._reported_at <= began_at:
+                self._holds.lift(HoldName.MODEL_SUSPECT)
+        return True
+
+    def _check_store(self) -> None:
+        try:
+            self._probe_store()
+        except StoreDown as err:
+            self._next_store_probe_at = monotonic() + self._settings.store_retry_delay_s
+            self._say_store_down(err)
+        else:
+            self._login_refusal_said = False
+            self._holds.lift(HoldName.RESULT_STORE_DOWN)
+
+    # -- reports, from slot threads -----------------------------------------------------------------------------------
+
+    def report(self, reply: ModelReply) -> None:
+        """Take a call's sign of the model's health; a bad one stops the consuming at once."""
+        match reply.sign:
+            case Sign.WELL:
+                self._deceived = self._busy = 0
+            case Sign.UNREACHABLE:
+                self._raise_unhealthy(reply.detail, least_s=0.0)
+            case Sign.LEAVING:
+                self._raise_unhealthy(reply.detail, least_s=_LEAVING_S)
+            case Sign.SUSPECT:
+                with self._lock:
+                    self._holds.raise_hold(HoldName.MODEL_SUSPECT, reply.detail)
+                    self._ask_for_probe()
+            case Sign.BUSY:
+                self._raise_busy(reply)
+            case Sign.NONE:
+                pass
+            case _ as unreachable:
+                assert_never(unreachable)
+
+    def _raise_unhealthy(self, detail: str, *, least_s: float) -> None:
+        with self._lock:
+            pause_s = least_s
+            if not self._holds.is_raised(HoldName.MODEL_UNHEALTHY):
+                # the probe had said healthy: 0, 1, 2, 4 ... s, or a refusing port would burn a whole queue's retries
+                growing_s = 2.0 ** (self._deceived - 1) if self._deceived else 0.0
+                pause_s = max(least_s, min(growing_s, self._settings.interval_s))
+                self._deceived = min(self._deceived + 1, 30)
+            self._unhealthy_until = max(self._unhealthy_until, monotonic() + pause_s)
+            self._holds.raise_hold(HoldName.MODEL_UNHEALTHY, detail)
+            self._ask_for_probe()
+
+    def _ask_for_probe(self) -> None:
+        self._reported_at = monotonic()
+        self._next_probe_at = float("-inf")
+        self.wakeup.set()
+
+    def _raise_busy(self, reply: ModelReply) -> None:
+        with self._lock:
+            growing_s = 2.0**self._busy
+            self._busy = min(self._busy + 1, 30)
+        # a Retry-After of 0 is no busy loop
+        pause_s = min(max(reply.retry_after_s or 0.0, growing_s), _BUSY_MAX_S)
+        self._holds.raise_hold(HoldName.MODEL_BUSY, reply.detail, for_s=pause_s)
+        self.wakeup.set()
+
+    def report_store_down(self, err: StoreDown) -> None:
+        """Stop consuming until a small write succeeds; the pause doubles while saves fail all the same."""
+        with self._lock:
+            if not self._holds.is_raised(HoldName.RESULT_STORE_DOWN):
+                pause_s = min(self._settings.store_retry_delay_s * 2.0**self._store_failures, _STORE_PAUSE_MAX_S)
+                self._store_failures = min(self._store_failures + 1, 30)
+                self._next_store_probe_at = monotonic() + pause_s
+        self._say_store_down(err)
+        self.wakeup.set()
+
+    def report_saved(self) -> None:
+        """A result was written: the next outage begins with the short pause again."""
+        self._store_failures = 0
+
+    def _say_store_down(self, err: StoreDown) -> None:
+        self._holds.raise_hold(HoldName.RESULT_STORE_DOWN, str(err))
+        if isinstance(err, StoreLoginRefused) and not self._login_refusal_said:
+            self._login_refusal_said = True
+            logger.error("%s", err, extra={"event": "store_login_refused"})

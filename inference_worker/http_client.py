@@ -1,0 +1,278 @@
+"""One bounded HTTP exchange: total time, size cap, cut-off from another thread; no proxies, netrc, cookies, redirects.
+
+Runs on the caller's thread; each thread has connections of its own. The only file that knows requests (and urllib3
+below it). It does not know what an answer means.
+"""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from http.client import HTTPResponse
+from time import monotonic
+from typing import Any
+
+import requests
+import urllib3.connection
+import urllib3.connectionpool
+from requests.adapters import HTTPAdapter
+from requests.cookies import RequestsCookieJar
+
+from inference_worker.deadlines import Bounded, Deadlines
+from inference_worker.errors import (
+    HttpCutOff,
+    HttpError,
+    HttpIncomplete,
+    HttpTimeout,
+    HttpTooLarge,
+    HttpUnreachable,
+)
+
+#: how much is read at once, and so how far beyond the cap an inflated body can reach
+_READ_BYTES = 65_536
+#: a peer on the same host or in the same rack answers a SYN in far less
+_CONNECT_TIMEOUT_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class HttpAnswer:
+    """A whole answer."""
+
+    status_code: int
+    #: names in lower case
+    headers: Mapping[str, str]
+    #: decompressed
+    body: bytes
+    #: False: the body ended with the connection, so nothing tells whether it was cut off
+    is_length_known: bool
+
+
+class _Wire:
+    """What one thread's current exchange is on: the socket, to cut it off, and how far the answer has come.
+
+    Owned by the calling thread; `cut` comes from any.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._socket: socket.socket | None = None
+        self._cut = False
+        #: the request went out on a connection that had carried one before
+        self.is_reused = False
+        self.is_answer_begun = False
+
+    def begin(self) -> None:
+        with self._lock:
+            self._cut = False
+            self.is_reused = False
+            self.is_answer_begun = False
+
+    def attach(self, connection_socket: socket.socket, *, is_reused: bool) -> None:
+        with self._lock:
+            self._socket = connection_socket
+            self.is_reused = is_reused
+            cut = self._cut
+        if cut:
+            self.cut()
+
+    def cut(self) -> None:
+        """Wake the reader: a shutdown does, a close does not (facts, section 5)."""
+        with self._lock:
+            self._cut = True
+            if self._socket is not None:
+                with suppress(OSError):
+                    # the plain socket's: that of a TLS socket would take its TLS state from under the reader
+                    socket.socket.shutdown(self._socket, socket.SHUT_RDWR)
+
+    @property
+    def was_cut(self) -> bool:
+        return self._cut
+
+
+def _connection_class(base: type[Any], wire: _Wire) -> type[Any]:
+    class Response(HTTPResponse):
+        def begin(self) -> None:
+            # peek blocks for the first byte: until then the request may not have been seen at all
+            wire.is_answer_begun = bool(self.fp.peek(1))
+            super().begin()
+
+    class Connection(base):  # type: ignore[misc]
+        response_class = Response
+
+        def connect(self) -> None:
+            super().connect()
+            wire.attach(self.sock, is_reused=False)
+
+        def request(self, *args: Any, **kwargs: Any) -> None:
+            if self.sock is not None:
+                wire.attach(self.sock, is_reused=True)
+            super().request(*args, **kwargs)
+
+    return Connection
+
+
+class _Adapter(HTTPAdapter):
+    """An adapter with one kept-alive connection for each host, whose socket `wire` always knows."""
+
+    def __init__(self, wire: _Wire) -> None:
+        self._wire = wire
+        super().__init__(pool_connections=8, pool_maxsize=1)
+
+    def init_poolmanager(self, *args: Any, **kwargs: Any) -> None:
+        super().init_poolmanager(*args, **kwargs)
+        wire = self._wire
+
+        class Http(urllib3.connectionpool.HTTPConnectionPool):
+            ConnectionCls = _connection_class(urllib3.connection.HTTPConnection, wire)
+
+        class Https(urllib3.connectionpool.HTTPSConnectionPool):
+            ConnectionCls = _connection_class(urllib3.connection.HTTPSConnection, wire)
+
+        self.poolmanager.pool_classes_by_scheme = {"http": Http, "https": Https}
+
+
+class _NoCookies(RequestsCookieJar):
+    """A session sends back what it was given; a model behind a sticky balancer would stick to a dead replica."""
+
+    def set_cookie(self, cookie: Any, *args: Any, **kwargs: Any) -> None:
+        return
+
+
+class _Line:
+    """One thread's session and wire."""
+
+    def __init__(self) -> None:
+        self.wire = _Wire()
+        self.session = requests.Session()
+        # proxy variables and netrc would send loopback calls elsewhere and replace our Bearer token (R39)
+        self.session.trust_env = False
+        self.session.cookies = _NoCookies()
+        self.session.headers.clear()
+        adapter = _Adapter(self.wire)
+        self.session.mount("http://", adapter)
+        self.session.mount("https://", adapter)
+
+
+class HttpClient:
+    """Exchanges over kept-alive connections, those of each calling thread apart. Safe from any thread."""
+
+    def __init__(self, deadlines: Deadlines, kind: Bounded, *, max_response_bytes: int) -> None:
+        self._deadlines = deadlines
+        self._kind = kind
+        self._max_response_bytes = max_response_bytes
+        self._lines = threading.local()
+
+    def exchange(
+        self,
+        method: str,
+        url: str,
+        *,
+        headers: Mapping[str, str | bytes] | None = None,
+        body: bytes | None = None,
+        timeout_s: float,
+    ) -> HttpAnswer:
+        """Send one request and read the whole answer.
+
+        Runs on the caller's thread; can be cut off from any thread through `Deadlines`.
+
+        Units:   timeout_s seconds, over the whole exchange (the timeout of requests is per read)
+        Raises:  HttpUnreachable, HttpTimeout, HttpIncomplete, HttpTooLarge, HttpCutOff
+        Source:  design section 8
+        """
+        line = self._line()
+        ends_at = monotonic() + timeout_s
+        request = requests.Request(method, url, headers=dict(headers or {}), data=body or b"")
+        prepared = line.session.prepare_request(request)
+        try:
+            return self._try_once(line, prepared, ends_at)
+        except _ClosedWhileIdle:
+            # the server closed a kept-alive connection as the request arrived: nothing was answered, so nothing was
+            # lost, and it must not cost the request a retry (R38). On a fresh connection it would be a failed attempt
+            return self._try_once(line, prepared, ends_at)
+
+    def _line(self) -> _Line:
+        line: _Line | None = getattr(self._lines, "line", None)
+        if line is None:
+            line = self._lines.line = _Line()
+        return line
+
+    def _try_once(self, line: _Line, prepared: requests.PreparedRequest, ends_at: float) -> HttpAnswer:
+        left_s = ends_at - monotonic()
+        if left_s <= 0:
+            raise HttpTimeout("the time for the whole exchange had run out before it began")
+        wire = line.wire
+        wire.begin()
+        if self._deadlines.is_ended(self._kind):
+            raise HttpCutOff("not begun: the process is about to end")
+        with self._deadlines.bound(self._kind, left_s, wire.cut):
+            try:
+                with line.session.send(
+                    prepared,
+                    stream=True,
+                    timeout=(min(_CONNECT_TIMEOUT_S, left_s), left_s),
+                    allow_redirects=False,
+                ) as response:
+                    return self._read(response)
+            except (OSError, ValueError, urllib3.exceptions.HTTPError) as err:
+                raise self._translate(err, wire, ends_at) from err
+
+    def _read(self, response: requests.Response) -> HttpAnswer:
+        parts: list[bytes] = []
+        have_bytes = 0
+        for part in response.iter_content(_READ_BYTES):
+            have_bytes += len(part)
+            if have_bytes > self._max_response_bytes:
+                raise HttpTooLarge(f"the answer is longer than {self._max_response_bytes} bytes")
+            parts.append(part)
+        headers = {name.lower(): value for name, value in response.headers.items()}
+        is_length_known = "content-length" in headers or "chunked" in headers.get("transfer-encoding", "").lower()
+        return HttpAnswer(response.status_code, headers, b"".join(parts), is_length_known)
+
+    def _translate(self, err: Exception, wire: _Wire, ends_at: float) -> HttpError:
+        """Classify what the library raised; its classes alone do not tell what has happened (facts, section 5)."""
+        if wire.was_cut:
+            if self._deadlines.is_ended(self._kind):
+                return HttpCutOff("cut off by us")
+            return HttpTimeout("no whole answer in time")
+        match err:
+            case requests.ConnectTimeout():
+                return HttpUnreachable("no connection in time")
+            case requests.Timeout():
+                return HttpTimeout("no answer in time")
+            case requests.exceptions.ContentDecodingError():
+                return HttpIncomplete("the answer cannot be decompressed")
+            case _ if wire.is_answer_begun:
+                # silence in the middle of a body is a plain ConnectionError
+                if monotonic() >= ends_at - 0.001:
+                    return HttpTimeout("the answer stalled")
+                return HttpIncomplete("the answer was cut off")
+            case requests.ConnectionError() if wire.is_reused:
+                return _ClosedWhileIdle("closed before the first byte of an answer")
+            case requests.ConnectionError():
+                return HttpUnreachable(_cause_of(err))
+            case _:
+                return HttpIncomplete(f"no HTTP answer ({type(err).__name__})")
+
+
+class _ClosedWhileIdle(HttpUnreachable):
+    """A kept-alive connection was gone; never leaves this file."""
+
+
+def _cause_of(err: Exception) -> str:
+    """Name the innermost cause without the URL, which may hold what no log should."""
+    inner: BaseException | None = err
+    while inner is not None:
+        match inner:
+            case ConnectionRefusedError():
+                return "connection refused"
+            case ConnectionResetError() | BrokenPipeError():
+                return "connection reset"
+            case socket.gaierror():
+                return "unknown host"
+        reason = getattr(inner, "reason", None)
+        args = [arg for arg in getattr(inner, "args", ()) if isinstance(arg, BaseException)]
+        inner = reason if isinstance(reason, BaseException) else args[0] if args else inner.__cause__
+    return "closed before the first byte of an answer"

@@ -1,0 +1,435 @@
+"""The steps of one request, from a delivery to a settlement that is earned.
+
+Runs on slot threads. Knows no library: the model, the store, the publisher, the health checker and the buffer are
+handed in. It decides nothing (`disposition` does) and settles nothing (the listener does): it finds an outcome, and
+carries a decision out as far as that can be done away from the channel; a step that fails is an outcome again.
+Source: design sections 4 and 5.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from time import monotonic, time
+from typing import Protocol, assert_never
+
+from inference_worker.delivery import Delivery, Settlement
+from inference_worker.disposition import (
+    NAMES,
+    Ack,
+    Answered,
+    Bug,
+    Circumstances,
+    CopyRefused,
+    CopyUnconfirmed,
+    Decision,
+    Expired,
+    Found,
+    Hold,
+    Interrupted,
+    Malformed,
+    Outcome,
+    Reject,
+    Republish,
+    Requeue,
+    StoreUnavailable,
+    decide_disposition,
+)
+from inference_worker.documents import InferenceRequestRecord, UsageData, UsageEvent
+from inference_worker.errors import CopyNotConfirmed, CopyRefusedForGood, MalformedRequest, StoreDown
+from inference_worker.holds import HoldName, Holds
+from inference_worker.kept_answers import KeptAnswers
+from inference_worker.messages import (
+    AlreadyCompleted,
+    Completed,
+    Failed,
+    InferenceRequest,
+    NotOurs,
+    Result,
+    Saved,
+    SaveOutcome,
+    decode_request,
+    encode_result,
+)
+from inference_worker.model_answer import Usage, read_body
+from inference_worker.model_client import ModelReply
+
+logger = logging.getLogger(__name__)
+
+#: pauses before the second, third and fourth try to publish a copy (design section 5)
+_COPY_PAUSES_S = (1.0, 2.0, 4.0)
+_PUBLISH_HOLD_MAX_S = 30.0
+#: how soon a slot that waits for Redis notices that its session ended
+_LOOK_AGAIN_S = 0.25
+#: a header outside printable ASCII cannot be sent on; W3C trace context is ASCII
+_TRACE_HEADERS = ("traceparent", "tracestate")
+
+
+class Model(Protocol):
+    """Asks the model; never raises for what a model may do."""
+
+    def infer(self, request: InferenceRequest, *, trace: Mapping[str, str]) -> ModelReply: ...
+
+
+class Store(Protocol):
+    """Keeps results; raises StoreDown."""
+
+    def save(self, request_id: str, value: bytes, *, may_replace: Callable[[], bool]) -> SaveOutcome: ...
+    def load_completed(self, request_id: str) -> Completed | None: ...
+
+
+class Publisher(Protocol):
+    """Publishes confirmed copies; raises CopyNotConfirmed or CopyRefusedForGood."""
+
+    def publish_retry(self, delivery: Delivery, *, retry_count: int) -> None: ...
+    def publish_dead_letter(self, delivery: Delivery, *, reason: str) -> None: ...
+
+
+class Health(Protocol):
+    """Hears what calls tell about the model and about Redis."""
+
+    def report(self, reply: ModelReply) -> None: ...
+    def report_store_down(self, err: StoreDown) -> None: ...
+    def report_saved(self) -> None: ...
+    def check_model(self) -> bool: ...
+
+
+class Buffer(Protocol):
+    """Takes records and usage events."""
+
+    def append(self, record: InferenceRequestRecord) -> None: ...
+    def append_usage(self, event: UsageEvent) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessorSettings:
+    """What the steps have to know of the configuration."""
+
+    max_retries: int
+    deployment_id: str
+    replica_id: str
+    user_id: str
+    org_id: str
+    model_id: str
+
+
+@dataclass(slots=True)
+class _Attempt:
+    """What one slot knows of the delivery it works on."""
+
+    delivery: Delivery
+    #: unix seconds
+    started_at: float
+    #: monotonic
+    began_at: float
+    request: InferenceRequest | None = None
+    request_id: str | None = None
+    model_latency_s: float | None = None
+    #: computed, and not saved yet
+    answer: Answered | None = None
+    written: Result | None = None
+    usage: Usage | None = None
+    log_fields: dict[str, object] = field(default_factory=dict)
+
+
+class MessageProcessor:
+    """Works deliveries off. Safe from any thread: what belongs to one delivery lives in an `_Attempt`."""
+
+    def __init__(
+        self,
+        settings: ProcessorSettings,
+        *,
+        model: Model,
+        store: Store,
+        publisher: Publisher,
+        health: Health,
+        buffer: Buffer,
+        holds: Holds,
+        kept: KeptAnswers,
+        hand_in: Callable[[Settlement], None],
+    ) -> None:
+        self._settings = settings
+        self._model = model
+        self._store = store
+        self._publisher = publisher
+        self._health = health
+        self._buffer = buffer
+        self._holds = holds
+        self._kept = kept
+        self._hand_in = hand_in
+        #: set when the grace is over: whatever waits in a slot gives its delivery back
+        self.cut_off = threading.Event()
+        self._publish_failures = 0
+
+    def process(self, delivery: Delivery) -> None:
+        """Work one delivery off and hand its settlement in. Never raises: a bug is an outcome, too."""
+        attempt = _Attempt(delivery, started_at=time(), began_at=monotonic())
+        try:
+            settlement = self._conclude(attempt, self._find_outcome(attempt))
+        except Exception:
+            extra = {"event": "internal_error", "request_id": attempt.request_id}
+            logger.exception("a bug of ours: the request is dead-lettered", extra=extra)
+            settlement = self._conclude_bug(attempt)
+        self._hand_in(settlement)
+
+    # -- what happened ------------------------------------------------------------------------------------------------
+
+    def _find_outcome(self, attempt: _Attempt) -> Outcome:
+        """Do the work of one delivery up to the model's answer."""
+        delivery = attempt.delivery
+        try:
+            request = decode_request(delivery.body)
+        except MalformedRequest as err:
+            attempt.request_id = err.request_id
+            return Malformed(str(err), has_request_id=err.request_id is not None)
+        attempt.request, attempt.request_id = request, request.request_id
+        is_repeat = delivery.redelivered or delivery.retry_count > 0
+        if is_repeat:
+            try:
+                completed = self._store.load_completed(request.request_id)
+            except StoreDown as err:
+                return self._store_down(err)
+            if completed is not None:
+                return self._found(attempt, completed)
+        kept = self._kept.take(request.request_id)
+        if kept is not None:
+            attempt.answer = kept
+            return kept
+        age_s = max(0.0, time() - request.received_at)
+        if age_s > request.timeout_s:
+            return Expired(age_s, request.timeout_s)
+        # a retry is not spent on a model that does not answer its probe: the copy of one worker's failed call reaches
+        # another one that has not noticed yet
+        if delivery.retry_count > 0 and not self._health.check_model():
+            return Interrupted("held")
+        # once more right before the call: a copy that came straight back would burn its retries
+        if self._holds.suspended.is_set():
+            return Interrupted("held")
+        return self._infer(attempt, request)
+
+    def _infer(self, attempt: _Attempt, request: InferenceRequest) -> Outcome:
+        began_at = monotonic()
+        reply = self._model.infer(request, trace=_trace(attempt.delivery))
+        attempt.model_latency_s = monotonic() - began_at
+        # before anything is published: the hold must be up when the copy can come back
+        self._health.report(reply)
+        if isinstance(reply.outcome, Answered):
+            attempt.answer = reply.outcome
+        return reply.outcome
+
+    def _found(self, attempt: _Attempt, completed: Completed) -> Found:
+        """Bill a result that was there already: its worker may have died between the SET and the event.
+
+        Croesus drops what it has.
+        """
+        attempt.usage = read_body(completed.body).usage
+        attempt.answer = None
+        self._bill(attempt)
+        return Found(completed.status_code)
+
+    def _store_down(self, err: StoreDown) -> StoreUnavailable:
+        self._health.report_store_down(err)
+        return StoreUnavailable()
+
+    # -- what follows -------------------------------------------------------------------------------------------------
+
+    def _conclude(self, attempt: _Attempt, outcome: Outcome) -> Settlement:
+        """Decide and carry out until a step no longer changes the outcome."""
+        while True:
+            delivery = attempt.delivery
+            decision = decide_disposition(
+                outcome,
+                Circumstances(
+                    retry_count=delivery.retry_count,
+                    max_retries=self._settings.max_retries,
+                    redelivered=delivery.redelivered,
+                    draining=self._holds.is_raised(HoldName.DRAINING),
+                ),
+            )
+            changed = self._carry_out(attempt, outcome, decision)
+            if changed is None and not isinstance(decision.disposition, Hold):
+                return self._settlement(attempt, outcome, decision)
+            outcome = changed if changed is not None else attempt.answer or self._find_outcome(attempt)
+
+    def _conclude_bug(self, attempt: _Attempt) -> Settlement:
+        """500 and a dead letter, and the slot takes the next."""
+        try:
+            return self._conclude(attempt, Bug("internal error of the worker"))
+        except Exception:
+            logger.exception("a bug in the handling of a bug", extra={"event": "internal_error"})
+            return Settlement(attempt.delivery, Reject("internal_error"))
+
+    def _carry_out(self, attempt: _Attempt, outcome: Outcome, decision: Decision) -> Outcome | None:
+        """Write, publish or wait as decided; None when that is done, or what happened instead."""
+        if decision.result is not None:
+            changed = self._save(attempt, decision.result)
+            if changed is not None:
+                return changed
+        match decision.disposition:
+            case Republish(_, retry_count):
+                return self._publish(
+                    attempt, lambda: self._publisher.publish_retry(attempt.delivery, retry_count=retry_count)
+                )
+            case Reject(reason):
+                if not attempt.delivery.session.rejects_by_copy:
+                    return None
+                return self._publish(
+                    attempt, lambda: self._publisher.publish_dead_letter(attempt.delivery, reason=reason)
+                )
+            case Hold():
+                return self._wait_for_store(attempt)
+            case Requeue():
+                self._keep_answer(attempt)
+                return None
+            case Ack():
+                return None
+            case _ as unreachable:
+                assert_never(unreachable)
+
+    def _save(self, attempt: _Attempt, result: Result) -> Outcome | None:
+        if attempt.request_id is None:
+            return None
+        session = attempt.delivery.session
+        try:
+            saved = self._store.save(attempt.request_id, encode_result(result), may_replace=lambda: not session.ended)
+        except StoreDown as err:
+            return self._store_down(err)
+        self._health.report_saved()
+        match saved:
+            case Saved():
+                attempt.written = result
+                if attempt.answer is not None and isinstance(result, Completed):
+                    attempt.usage = attempt.answer.usage
+                    self._bill(attempt)
+                return None
+            case AlreadyCompleted(completed):
+                return self._found(attempt, completed)
+            case NotOurs():
+                return Interrupted("session_ended")
+            case _ as unreachable:
+                assert_never(unreachable)
+
+    def _keep_answer(self, attempt: _Attempt) -> None:
+        if attempt.answer is not None and attempt.written is None and attempt.request_id is not None:
+            self._kept.put(attempt.request_id, attempt.answer)
+
+    def _wait_for_store(self, attempt: _Attempt) -> Outcome | None:
+        """Keep a redelivered message in its slot until Redis can be written; None when it can.
+
+        Given back, it would come straight to the next worker and back again, all outage long (R18, R19).
+        """
+        while self._holds.is_raised(HoldName.RESULT_STORE_DOWN):
+            if attempt.delivery.session.ended:
+                self._keep_answer(attempt)
+                return Interrupted("session_ended")
+            if self._holds.is_raised(HoldName.DRAINING):
+                return StoreUnavailable()
+            if self.cut_off.wait(_LOOK_AGAIN_S):
+                return Interrupted("cut_off")
+        return None
+
+    def _publish(self, attempt: _Attempt, publish: Callable[[], None]) -> Outcome | None:
+        """Publish a copy, four times at the most, and hold meanwhile: a full queue takes none while we consume."""
+        for pause_s in (*_COPY_PAUSES_S, None):
+            try:
+                publish()
+            except CopyRefusedForGood as err:
+                return CopyRefused(str(err))
+            except CopyNotConfirmed as err:
+                detail = str(err)
+                self._holds.raise_hold(HoldName.PUBLISH_REFUSED, detail, for_s=_PUBLISH_HOLD_MAX_S)
+            else:
+                self._publish_failures = 0
+                self._holds.lift(HoldName.PUBLISH_REFUSED)
+                return None
+            if attempt.delivery.session.ended:
+                return Interrupted("session_ended")
+            if pause_s is None or self._holds.is_raised(HoldName.DRAINING) or self.cut_off.wait(pause_s):
+                break
+        pause_s = min(2.0**self._publish_failures, _PUBLISH_HOLD_MAX_S)
+        self._publish_failures = min(self._publish_failures + 1, 30)
+        self._holds.raise_hold(HoldName.PUBLISH_REFUSED, detail, for_s=pause_s)
+        return CopyUnconfirmed()
+
+    # -- what is told -------------------------------------------------------------------------------------------------
+
+    def _bill(self, attempt: _Attempt) -> None:
+        """Add the usage event of a stored result; without counts there is none. Before the ack, after the SET."""
+        usage, settings = attempt.usage, self._settings
+        if usage is None or attempt.request_id is None:
+            return
+        data = UsageData(
+            request_id=attempt.request_id,
+            deployment_id=settings.deployment_id,
+            replica_id=settings.replica_id,
+            user_id=settings.user_id,
+            org_id=settings.org_id,
+            model=settings.model_id,
+            prompt_tokens=usage.prompt_tokens,
+            completion_tokens=usage.completion_tokens,
+            total_tokens=usage.total_tokens,
+            cached_tokens=usage.cached_tokens,
+        )
+        self._buffer.append_usage(UsageEvent(time(), data))
+
+    def _settlement(self, attempt: _Attempt, outcome: Outcome, decision: Decision) -> Settlement:
+        disposition = decision.disposition
+        assert not isinstance(disposition, Hold)
+        status, status_code = _status(attempt, outcome)
+        self._record(attempt, NAMES[type(disposition)], status, status_code)
+        fields: dict[str, object] = {"request_id": attempt.request_id}
+        if status_code is not None:
+            fields["status_code"] = status_code
+        if attempt.model_latency_s is not None:
+            fields["model_latency_s"] = round(attempt.model_latency_s, 4)
+        return Settlement(attempt.delivery, disposition, fields)
+
+    def _record(self, attempt: _Attempt, disposition: str, status: str | None, status_code: int | None) -> None:
+        request, written, usage = attempt.request, attempt.written, attempt.usage
+        answer = attempt.answer if isinstance(written, Completed) else None
+        total_latency_s = monotonic() - attempt.began_at
+        self._buffer.append(
+            InferenceRequestRecord(
+                request_id=attempt.request_id,
+                received_at=request.received_at if request else None,
+                started_at=attempt.started_at,
+                finished_at=attempt.started_at + total_latency_s,
+                queue_wait_s=max(0.0, attempt.started_at - request.received_at) if request else None,
+                model_latency_s=attempt.model_latency_s,
+                total_latency_s=total_latency_s,
+                status=status,
+                status_code=status_code,
+                error_type=written.error_type.value if isinstance(written, Failed) else None,
+                disposition=disposition,
+                retry_count=attempt.delivery.retry_count,
+                streamed=False,
+                prompt_tokens=usage.prompt_tokens if usage else None,
+                completion_tokens=usage.completion_tokens if usage else None,
+                total_tokens=usage.total_tokens if usage else None,
+                cached_tokens=usage.cached_tokens if usage else None,
+                ttft_s=answer.timings.ttft_s if answer else None,
+                tbt_s=answer.timings.tbt_s if answer else None,
+            )
+        )
+
+
+def _status(attempt: _Attempt, outcome: Outcome) -> tuple[str | None, int | None]:
+    match attempt.written:
+        case Completed(status_code):
+            return "completed", status_code
+        case Failed(status_code):
+            return "failed", status_code
+        case _:
+            return ("completed", outcome.status_code) if isinstance(outcome, Found) else (None, None)
+
+
+def _trace(delivery: Delivery) -> dict[str, str]:
+    """Take the trace context of the message along, so that a trace goes from the proxy into the model."""
+    trace = {}
+    for name in _TRACE_HEADERS:
+        value = delivery.headers.get(name)
+        if isinstance(value, str) and value.isascii() and value.isprintable():
+            trace[name] = value
+    return trace

@@ -1,0 +1,96 @@
+"""Where records and usage events wait for the next flush: one lock, bounded, the oldest goes first.
+
+Slots append, `metrics-reporter` takes. Memory only: it knows nothing of sinks, formats or files.
+Source: design section 10; field report R71.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterable
+from itertools import islice
+
+from inference_worker.documents import InferenceRequestRecord, UsageEvent
+
+#: usage events kept for a Croesus that does not take them (design section 10)
+MAX_USAGE_EVENTS = 100_000
+
+
+class MetricsBuffer:
+    """Records until they are taken, usage events until Croesus has accepted them. Safe from any thread."""
+
+    def __init__(
+        self,
+        *,
+        max_records: int,
+        max_usage_events: int = MAX_USAGE_EVENTS,
+        on_half_full: Callable[[], None] | None = None,
+    ) -> None:
+        """`on_half_full` is called on the appending thread, once from one `take_records` to the next."""
+        self._lock = threading.Lock()
+        self._records: deque[InferenceRequestRecord] = deque(maxlen=max_records)
+        self._half_count = (max_records + 1) // 2
+        self._records_dropped = 0
+        self._is_half_full_told = False
+        self._on_half_full = on_half_full
+        self._max_usage_events = max_usage_events
+        # by identity, since two deliveries of one request make equal events; whoever peeks holds the events, so no id
+        # is given away twice. Ordered, because events leave from the middle too: a refused one stays, younger ones go
+        self._usage: OrderedDict[int, UsageEvent] = OrderedDict()
+        self._usage_dropped = 0
+
+    def append(self, record: InferenceRequestRecord) -> None:
+        """Keep one record; when full, the oldest is dropped and counted."""
+        with self._lock:
+            records = self._records
+            if len(records) == records.maxlen:
+                self._records_dropped += 1
+            records.append(record)
+            if len(records) < self._half_count or self._is_half_full_told:
+                return
+            self._is_half_full_told = True
+        # outside the lock: the other side may hold one of its own while it takes
+        if self._on_half_full is not None:
+            self._on_half_full()
+
+    def append_usage(self, event: UsageEvent) -> None:
+        """Keep one usage event; when full, the oldest is dropped and counted."""
+        with self._lock:
+            self._usage[id(event)] = event
+            if len(self._usage) > self._max_usage_events:
+                self._usage.popitem(last=False)
+                self._usage_dropped += 1
+
+    def take_records(self) -> tuple[list[InferenceRequestRecord], int]:
+        """Hand over all records, oldest first, and how many were dropped since the last take."""
+        with self._lock:
+            records, dropped_count = list(self._records), self._records_dropped
+            self._records.clear()
+            self._records_dropped = 0
+            self._is_half_full_told = False
+        return records, dropped_count
+
+    def peek_usage(self, count: int) -> list[UsageEvent]:
+        """Look at the oldest usage events; they stay until `drop_usage`."""
+        with self._lock:
+            return list(islice(self._usage.values(), count))
+
+    def drop_usage(self, events: Iterable[UsageEvent]) -> None:
+        """Remove exactly these events, as they came from `peek_usage`; one that fell out meanwhile is passed over."""
+        with self._lock:
+            for event in events:
+                self._usage.pop(id(event), None)
+
+    @property
+    def record_depth(self) -> int:
+        return len(self._records)
+
+    @property
+    def usage_depth(self) -> int:
+        return len(self._usage)
+
+    @property
+    def usage_dropped_total(self) -> int:
+        """Usage events lost since the start because Croesus did not take them and the buffer was full."""
+        return self._usage_dropped

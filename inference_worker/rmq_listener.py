@@ -1,0 +1,357 @@
+"""The consumer: its connection, consuming and suspending, and every settlement.
+
+Runs on the thread `rmq-listener`, which alone touches the connection and pumps it at all times: while slots work,
+while suspended, while Redis is down, while draining (law 4). Slots hand settlements in from their own threads. Knows
+pika, and tenacity for the backoff. Sources: specification ("RabbitMQ Listener"), design sections 2, 5 and 6.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import threading
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from time import monotonic
+from typing import Any, assert_never
+
+import pika.exceptions
+import tenacity
+
+from inference_worker.amqp_connection import LIBRARY_ERRORS, close_connection, describe, shut_down
+from inference_worker.amqp_topology import Topology, TopologyNames
+from inference_worker.deadlines import Bounded, Deadlines
+from inference_worker.delivery import Delivery, Session, Settlement
+from inference_worker.disposition import NAMES, Ack, Reject, Republish, Requeue
+from inference_worker.documents import QueueDepth
+from inference_worker.errors import BrokerError, BrokerUnusable
+from inference_worker.holds import Holds, ListenerState
+from inference_worker.slots import Slots
+
+logger = logging.getLogger(__name__)
+
+#: a turn lasts this long at the most when nothing happens: a vanished consumer is noticed within a second
+_PUMP_S = 0.5
+#: pika has calls without a bound on a stalled link; then the supervisor shuts the socket down (law 5)
+_TURN_LIMIT_S = 30.0
+#: the longest pause between two tries to connect (specification)
+_BACKOFF_MAX_S = 30.0
+_JITTER = 0.2
+#: a session that lasted this long was no part of a row of failures, although nothing may have been consumed in it
+_STABLE_S = 30.0
+#: many producers send no headers; one empty table serves them all
+_NO_HEADERS: dict[Any, Any] = {}
+
+
+class RmqListener:
+    """Consumes, feeds the slots, settles. `tick` and `close` on the listener thread, the rest as each says."""
+
+    name = "rmq-listener"
+
+    def __init__(
+        self,
+        names: TopologyNames,
+        *,
+        connect: Callable[[], Any],
+        prefetch: int,
+        holds: Holds,
+        slots: Slots,
+        deadlines: Deadlines,
+    ) -> None:
+        self._names = names
+        self._topology = Topology(names)
+        self._connect = connect
+        self._prefetch = prefetch
+        self._holds = holds
+        self._slots = slots
+        self._deadlines = deadlines
+        self.wakeup = threading.Event()
+        self._settlements: deque[Settlement] = deque()
+        self._connection: Any = None
+        self._channel: Any = None
+        self._session = Session(0, ended=True)
+        self._session_began_at = 0.0
+        self._consumer_tag: str | None = None
+        self._unsettled: set[int] = set()
+        self._failures = 0
+        self._retry_at = float("-inf")
+        self._is_draining = False
+        self._depth_channel: Any = None
+        self._depth_wanted = False
+        self._depth_ready = threading.Event()
+        self._depth: QueueDepth | None = None
+        #: settlements that meant nothing any more: of an ended session, or second ones (laws 3 and 8)
+        self.stale_settlements_total = 0
+        self.reconnects_total = 0
+
+    # -- from any thread ----------------------------------------------------------------------------------------------
+
+    def hand_in(self, settlement: Settlement) -> None:
+        """Give a settlement to the listener and wake it."""
+        self._settlements.append(settlement)
+        self.wake()
+
+    def wake(self) -> None:
+        """End the listener's wait, wherever it waits."""
+        self.wakeup.set()
+        connection = self._connection
+        if connection is not None:
+            with suppress(pika.exceptions.AMQPError):
+                connection.add_callback_threadsafe(_do_nothing)
+
+    def drain(self) -> None:
+        """Ask for the end: no new connection, no new consumer; what is in work is settled."""
+        self._is_draining = True
+        self.wake()
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether nothing is left to settle."""
+        return not self._unsettled and not self._settlements
+
+    @property
+    def state(self) -> ListenerState:
+        if self._is_draining:
+            return ListenerState.DRAINING
+        if self._session.ended:
+            return ListenerState.CONNECTING
+        return ListenerState.CONSUMING if self._consumer_tag is not None else ListenerState.HELD
+
+    def queue_depth(self, timeout_s: float) -> QueueDepth | None:
+        """Ask how many messages wait; None when the listener has no answer within the time."""
+        if self._session.ended:
+            return None
+        self._depth_ready.clear()
+        self._depth_wanted = True
+        self.wake()
+        return self._depth if self._depth_ready.wait(timeout_s) else None
+
+    # -- one turn -----------------------------------------------------------------------------------------------------
+
+    def tick(self, now: float) -> float:
+        """Do one turn: connect, or pump and settle. Returns the seconds to wait before the next."""
+        with self._deadlines.bound(Bounded.BROKER_CALL, _TURN_LIMIT_S, self._shut_down):
+            if self._session.ended:
+                return self._open_session(now)
+            try:
+                self._connection.process_data_events(time_limit=0 if self._settlements else _PUMP_S)
+                self._follow_holds()
+                self._settle_ready()
+                self._measure_depth()
+                self._check_consumer()
+            except (BrokerError, *LIBRARY_ERRORS) as err:
+                self._end_session(describe(err) if not isinstance(err, BrokerError) else str(err))
+                return self._schedule_retry(monotonic())
+            return 0.0
+
+    def close(self) -> None:
+        """End the last session. What is unsettled goes back to the queue with it."""
+        with self._deadlines.bound(Bounded.BROKER_CALL, _TURN_LIMIT_S, self._shut_down):
+            if not self._session.ended:
+                self._session.ended = True
+                close_connection(self._connection)
+
+    def _shut_down(self) -> None:
+        shut_down(self._connection)
+
+    # -- sessions -----------------------------------------------------------------------------------------------------
+
+    def _open_session(self, now: float) -> float:
+        if self._is_draining:
+            self._drop_stale()
+            return _PUMP_S
+        if now < self._retry_at:
+            self._drop_stale()
+            return self._retry_at - now
+        try:
+            self._connection = self._connect()
+            rejects_by_copy = self._topology.declare(self._connection, now=now)
+            self._channel = self._connection.channel()
+            self._channel.basic_qos(prefetch_count=self._prefetch)
+        except (BrokerError, *LIBRARY_ERRORS) as err:
+            self._report_failure(err)
+            self._shut_down()
+            self._connection = None
+            return self._schedule_retry(monotonic())
+        number = self._session.number + 1
+        self._session = Session(number, rejects_by_copy=rejects_by_copy)
+        self._session_began_at = monotonic()
+        self._unsettled = set()
+        self._depth_channel = None
+        logger.info("connected to RabbitMQ", extra={"event": "connected", "session": number})
+        self._drop_stale()
+        return 0.0
+
+    def _report_failure(self, err: Exception) -> None:
+        # the first of a row and then every tenth: an outage of an hour is no thousand lines
+        if self._failures % 10 == 0:
+            level = logging.ERROR if isinstance(err, BrokerUnusable) else logging.WARNING
+            text = str(err) if isinstance(err, BrokerError) else describe(err)
+            extra = {"event": "connect_failed", "attempt": self._failures + 1}
+            logger.log(level, "cannot use RabbitMQ, trying again: %s", text, extra=extra)
+
+    def _end_session(self, reason: str) -> None:
+        session = self._session
+        session.ended = True
+        if monotonic() - self._session_began_at > _STABLE_S:
+            self._failures = 0
+        self.reconnects_total += 1
+        extra = {"event": "session_ended", "session": session.number, "reason": reason}
+        logger.warning("the RabbitMQ session ended, connecting again: %s", reason, extra=extra)
+        self._consumer_tag = None
+        self._slots.forget(session)
+        self._unsettled = set()
+        self._depth_wanted = False
+        close_connection(self._connection)
+        self._connection = None
+
+    def _schedule_retry(self, now: float) -> float:
+        delay_s = _backoff_s(self._failures)
+        self._failures += 1
+        self._retry_at = now + delay_s
+        return delay_s
+
+    def _drop_stale(self) -> None:
+        while self._settlements:
+            self.settle(self._settlements.popleft())
+
+    def _check_consumer(self) -> None:
+        # pika is silent when the broker closes the channel (an ack timeout) or cancels the consumer (a deleted queue);
+        # unlooked for, we would idle for ever
+        if not self._channel.is_open:
+            raise BrokerError("the broker closed the channel")
+        if self._consumer_tag is not None and self._consumer_tag not in self._channel.consumer_tags:
+            raise BrokerError("the broker cancelled the consumer")
+
+    # -- consuming ----------------------------------------------------------------------------------------------------
+
+    def _follow_holds(self) -> None:
+        is_suspended = self._holds.suspended.is_set()
+        if is_suspended and self._consumer_tag is not None:
+            self.suspend_consuming()
+        elif not is_suspended and self._consumer_tag is None and not self._is_draining:
+            self.resume_consuming()
+
+    def suspend_consuming(self) -> None:
+        """Cancel the consumer, then give back what no slot has begun; what has begun runs on."""
+        tag, self._consumer_tag = self._consumer_tag, None
+        self._channel.basic_cancel(tag)
+        unbegun = self._slots.take_back()
+        for delivery in unbegun:
+            self.settle(Settlement(delivery, Requeue("not_begun")))
+        extra = {"event": "consuming_suspended", "session": self._session.number, "given_back": len(unbegun)}
+        logger.info("suspended, %d deliveries given back", len(unbegun), extra=extra)
+
+    def resume_consuming(self) -> None:
+        """Begin with a new consumer."""
+        self._consumer_tag = self._channel.basic_consume(self._names.queue, self._on_message, auto_ack=False)
+        self._failures = 0
+        extra = {"event": "consuming", "session": self._session.number, "queue": self._names.queue}
+        logger.info("consuming from %s", self._names.queue, extra=extra)
+
+    def _on_message(self, _channel: Any, method: Any, properties: Any, body: bytes) -> None:
+        """Take one delivery. Called by pika; must not raise, since pika would leave further ones undispatched."""
+        self._unsettled.add(method.delivery_tag)
+        self._slots.submit(
+            Delivery(
+                session=self._session,
+                tag=method.delivery_tag,
+                redelivered=method.redelivered,
+                body=body,
+                properties=properties,
+                headers=properties.headers or _NO_HEADERS,
+                arrived_at=monotonic(),
+            )
+        )
+
+    # -- settling -----------------------------------------------------------------------------------------------------
+
+    def _settle_ready(self) -> None:
+        while self._settlements:
+            if isinstance(self._settlements[0].disposition, Reject):
+                self._topology.ensure_dead_letter(self._connection, now=monotonic())
+            self.settle(self._settlements.popleft())
+
+    def settle(self, settlement: Settlement) -> None:
+        """Carry one disposition out on the channel: the only caller of ack and nack.
+
+        Runs on the listener thread. A settlement of another session, and a second one, do nothing and are counted.
+
+        Source: laws 2 and 3
+        """
+        delivery, disposition = settlement.delivery, settlement.disposition
+        if delivery.session is not self._session or self._session.ended or delivery.tag not in self._unsettled:
+            self.stale_settlements_total += 1
+            _log_settlement(settlement, "stale")
+            return
+        self._unsettled.discard(delivery.tag)
+        match disposition:
+            case Ack() | Republish():
+                self._channel.basic_ack(delivery.tag)
+            case Reject():
+                if delivery.session.rejects_by_copy:
+                    self._channel.basic_ack(delivery.tag)
+                else:
+                    self._channel.basic_nack(delivery.tag, requeue=False)
+            case Requeue():
+                self._channel.basic_nack(delivery.tag, requeue=True)
+            case _ as unreachable:
+                assert_never(unreachable)
+        _log_settlement(settlement, NAMES[type(disposition)])
+
+    # -- the queue's depth --------------------------------------------------------------------------------------------
+
+    def _measure_depth(self) -> None:
+        if not self._depth_wanted:
+            return
+        self._depth_wanted = False
+        queue = self._look_at(self._names.queue)
+        dead = self._look_at(self._names.dlq)
+        self._depth = QueueDepth(
+            depth=queue.message_count if queue else None,
+            consumers=queue.consumer_count if queue else None,
+            dead_letter_depth=dead.message_count if dead else None,
+        )
+        self._depth_ready.set()
+
+    def _look_at(self, queue: str) -> Any:
+        """Declare passively on a channel of its own, which a missing queue closes (field report R21)."""
+        if self._depth_channel is None or not self._depth_channel.is_open:
+            self._depth_channel = self._connection.channel()
+        try:
+            return self._depth_channel.queue_declare(queue, passive=True).method
+        except pika.exceptions.ChannelClosedByBroker:
+            return None
+
+
+def _do_nothing() -> None:
+    """Wake `process_data_events`, which returns when a callback has run."""
+
+
+_EXPONENTIAL = tenacity.wait_exponential(multiplier=1, max=_BACKOFF_MAX_S)
+_RETRYING = tenacity.Retrying(wait=_EXPONENTIAL)
+
+
+def _backoff_s(failures: int) -> float:
+    """1, 2, 4, 8, 16, 30, 30 ... seconds, less up to 20 % so that a fleet does not come back in step."""
+    state = tenacity.RetryCallState(_RETRYING, None, (), {})
+    state.attempt_number = failures + 1
+    return _EXPONENTIAL(state) * (1 - random.uniform(0, _JITTER))
+
+
+def _log_settlement(settlement: Settlement, disposition: str) -> None:
+    """Write the one line of a message."""
+    delivery = settlement.delivery
+    if not logger.isEnabledFor(logging.INFO):
+        return
+    fields = {
+        "event": "request_settled",
+        "session": delivery.session.number,
+        "retry_count": delivery.retry_count,
+        "disposition": disposition,
+        "reason": settlement.disposition.reason,
+        "elapsed_s": round(monotonic() - delivery.arrived_at, 4),
+        **settlement.log_fields,
+    }
+    logger.info("%s: %s", disposition, settlement.disposition.reason, extra=fields)
