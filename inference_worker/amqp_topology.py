@@ -13,7 +13,7 @@ from typing import Any
 
 import pika.exceptions
 
-from inference_worker.errors import BrokerError
+from inference_worker.errors import BrokerError, BrokerUnusable
 
 logger = logging.getLogger(__name__)
 
@@ -21,6 +21,8 @@ logger = logging.getLogger(__name__)
 _NOT_FOUND, _REFUSED, _INEQUIVALENT = 404, 403, 406
 #: the broker drops a dead letter silently when its exchange is missing, so we look again this often
 _DEAD_LETTER_FRESH_S = 30.0
+#: arguments with which a queue drops messages by itself
+_DROPPING_ARGUMENTS = ("x-message-ttl", "x-max-length", "x-expires")
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +104,7 @@ class Topology:
         try:
             _on_channel(connection, look)
         except pika.exceptions.ChannelClosedByBroker as err:
-            raise BrokerError(f"{what} does not exist and we may not declare it: {err.reply_text}") from err
+            raise BrokerUnusable(f"{what} does not exist and we may not declare it: {err.reply_text}") from err
         return False
 
     def _warn(self, what: str, reply_text: str) -> None:
@@ -111,7 +113,14 @@ class Topology:
             return
         self._said.add(what)
         extra = {"event": "topology_taken_as_is", "object": what, "reply": reply_text}
-        logger.warning("%s is taken as it is, the broker refuses our declaration: %s", what, reply_text, extra=extra)
+        drops = any(limit in reply_text for limit in _DROPPING_ARGUMENTS)
+        logger.warning(
+            "%s is taken as it is, the broker refuses our declaration: %s%s",
+            what,
+            reply_text,
+            "; what the queue drops by itself gets no result" if drops else "",
+            extra=extra,
+        )
 
 
 def _on_channel(connection: Any, call: Callable[[Any], Any]) -> None:

@@ -1,4 +1,4 @@
-"""The command line: run, `--check`, `--version`, `--help`.
+"""The command line: run, `--check`, `--healthcheck`, `--version`, `--help`.
 
 Main thread. The configuration itself comes from the environment alone.
 """
@@ -12,6 +12,7 @@ from queue import SimpleQueue
 from inference_worker import __version__, logs
 from inference_worker.config import Config, load_config, load_environment, to_text
 from inference_worker.errors import ConfigError
+from inference_worker.healthcheck import is_alive
 from inference_worker.supervisor import ExitCode
 
 _EXIT_CODES = """
@@ -33,6 +34,9 @@ def parse(argv: list[str]) -> argparse.Namespace:
         action="store_true",
         help="print the effective configuration, try RabbitMQ, Redis, the model, MetricServer and Croesus, and exit",
     )
+    parser.add_argument(
+        "--healthcheck", action="store_true", help="exit 0 when the worker of this environment is alive"
+    )
     parser.add_argument("--version", action="version", version=f"inference_worker {__version__}")
     return parser.parse_args(argv)
 
@@ -45,6 +49,8 @@ def run(argv: list[str], signals: SimpleQueue[int]) -> int:
     except ConfigError as err:
         _print_faults(err)
         return ExitCode.BAD_CONFIG
+    if arguments.healthcheck:
+        return 0 if is_alive(config.process.http_host, config.process.http_port) else 1
     return _check(config) if arguments.check else _work(config, signals)
 
 

@@ -49,6 +49,8 @@ class Settlement:
 
     delivery: Delivery
     disposition: Disposition
+    #: the broker has confirmed a copy, in the queue or in the dead-letter exchange; without it no copy earns an ack
+    copy_confirmed: bool = False
     #: fields of the one log line, and of nothing else
     log_fields: dict[str, Any] = field(default_factory=dict)
 

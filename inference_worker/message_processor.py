@@ -127,9 +127,12 @@ class _Attempt:
     request: InferenceRequest | None = None
     request_id: str | None = None
     model_latency_s: float | None = None
-    #: computed, and not saved yet
+    #: what the model made, until it is saved
     answer: Answered | None = None
+    #: an outcome whose result could not be saved: nothing is done twice for it once Redis is back
+    unsaved: Outcome | None = None
     written: Result | None = None
+    copy_confirmed: bool = False
     usage: Usage | None = None
     log_fields: dict[str, object] = field(default_factory=dict)
 
@@ -198,7 +201,7 @@ class MessageProcessor:
             attempt.answer = kept
             return kept
         age_s = max(0.0, time() - request.received_at)
-        if age_s > request.timeout_s:
+        if age_s > request.timeout_s or request.timeout_s <= 0:
             return Expired(age_s, request.timeout_s)
         # a retry is not spent on a model that does not answer its probe: the copy of one worker's failed call reaches
         # another one that has not noticed yet
@@ -251,7 +254,7 @@ class MessageProcessor:
             changed = self._carry_out(attempt, outcome, decision)
             if changed is None and not isinstance(decision.disposition, Hold):
                 return self._settlement(attempt, outcome, decision)
-            outcome = changed if changed is not None else attempt.answer or self._find_outcome(attempt)
+            outcome = changed or attempt.unsaved or self._find_outcome(attempt)
 
     def _conclude_bug(self, attempt: _Attempt) -> Settlement:
         """500 and a dead letter, and the slot takes the next."""
@@ -265,6 +268,7 @@ class MessageProcessor:
         """Write, publish or wait as decided; None when that is done, or what happened instead."""
         if decision.result is not None:
             changed = self._save(attempt, decision.result)
+            attempt.unsaved = outcome if isinstance(changed, StoreUnavailable) else None
             if changed is not None:
                 return changed
         match decision.disposition:
@@ -322,7 +326,6 @@ class MessageProcessor:
         """
         while self._holds.is_raised(HoldName.RESULT_STORE_DOWN):
             if attempt.delivery.session.ended:
-                self._keep_answer(attempt)
                 return Interrupted("session_ended")
             if self._holds.is_raised(HoldName.DRAINING):
                 return StoreUnavailable()
@@ -333,6 +336,9 @@ class MessageProcessor:
     def _publish(self, attempt: _Attempt, publish: Callable[[], None]) -> Outcome | None:
         """Publish a copy, four times at the most, and hold meanwhile: a full queue takes none while we consume."""
         for pause_s in (*_COPY_PAUSES_S, None):
+            if attempt.delivery.session.ended:
+                # the broker delivers the original again: a copy would be a second one
+                return Interrupted("session_ended")
             try:
                 publish()
             except CopyRefusedForGood as err:
@@ -343,9 +349,8 @@ class MessageProcessor:
             else:
                 self._publish_failures = 0
                 self._holds.lift(HoldName.PUBLISH_REFUSED)
+                attempt.copy_confirmed = True
                 return None
-            if attempt.delivery.session.ended:
-                return Interrupted("session_ended")
             if pause_s is None or self._holds.is_raised(HoldName.DRAINING) or self.cut_off.wait(pause_s):
                 break
         pause_s = min(2.0**self._publish_failures, _PUBLISH_HOLD_MAX_S)
@@ -384,7 +389,7 @@ class MessageProcessor:
             fields["status_code"] = status_code
         if attempt.model_latency_s is not None:
             fields["model_latency_s"] = round(attempt.model_latency_s, 4)
-        return Settlement(attempt.delivery, disposition, fields)
+        return Settlement(attempt.delivery, disposition, attempt.copy_confirmed, fields)
 
     def _record(self, attempt: _Attempt, disposition: str, status: str | None, status_code: int | None) -> None:
         request, written, usage = attempt.request, attempt.written, attempt.usage

@@ -251,7 +251,7 @@ class MetricsReporter:
     """Flushes when due, when asked to, and at the end. Owned by the thread `metrics-reporter`.
 
     `flush_soon` and `drain` may be called from any thread. Whoever runs it calls `tick`, waits on `wakeup` for as long
-    as `tick` says, and at the end calls `flush(final=True)` and `close`.
+    as `tick` says, and at the end calls `close`.
     """
 
     name = "metrics-reporter"
@@ -351,7 +351,8 @@ class MetricsReporter:
             self._finish_usage(began_at + usage_s, is_usage_begun)
 
     def close(self) -> None:
-        """Let the helper threads end. Sends nothing: that is `flush(final=True)`."""
+        """Send what is left, within 3 s, and let the helper threads end."""
+        self.flush(final=True)
         for source in (self._model, self._gpus, self._queue):
             source.close()
         self._metric_server.close()

@@ -287,14 +287,14 @@ class RmqListener:
             return
         self._unsettled.discard(delivery.tag)
         match disposition:
-            case Ack() | Republish():
+            case Ack():
                 self._channel.basic_ack(delivery.tag)
-            case Reject():
-                if delivery.session.rejects_by_copy:
-                    self._channel.basic_ack(delivery.tag)
-                else:
-                    self._channel.basic_nack(delivery.tag, requeue=False)
-            case Requeue():
+            case Republish() | Reject() if settlement.copy_confirmed:
+                self._channel.basic_ack(delivery.tag)
+            case Reject() if not delivery.session.rejects_by_copy:
+                self._channel.basic_nack(delivery.tag, requeue=False)
+            case Requeue() | Republish() | Reject():
+                # without its copy a message must stay: a nack might drop it from a queue that is not ours
                 self._channel.basic_nack(delivery.tag, requeue=True)
             case _ as unreachable:
                 assert_never(unreachable)

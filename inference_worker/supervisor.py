@@ -33,8 +33,6 @@ _LAST_FLUSH_S = 3.0
 _LISTENER_CLOSE_S = 1.5
 #: a thread that has not ticked for so long is stuck; the longest turn is a stalled broker call of 30 s
 _STUCK_AFTER_S = 90.0
-#: usage is money: while draining it is sent every second
-_DRAIN_FLUSH_S = 1.0
 
 
 class ExitCode(IntEnum):
@@ -69,9 +67,9 @@ class Listener(Service, Protocol):
 
 
 class Reporter(Service, Protocol):
-    """The metrics reporter as the supervisor sees it."""
+    """The metrics reporter as the supervisor sees it. Its `close` sends what is left."""
 
-    def flush_soon(self) -> None: ...
+    def drain(self) -> None: ...
 
 
 class SlotPool(Protocol):
@@ -196,6 +194,7 @@ class Supervisor:
         self._holds.raise_hold(HoldName.DRAINING, "stop was asked for", level=logging.INFO)
         self._deadlines.shorten(Bounded.BROKER_CALL, _BROKER_CALL_LIMIT_WHEN_STOPPING_S)
         self._parts.listener.drain()
+        self._parts.reporter.drain()
         is_settled = self._drain(grace_s)
         if not is_settled:
             in_work = self._parts.slots.in_work_count
@@ -219,13 +218,9 @@ class Supervisor:
     def _drain(self, grace_s: float) -> bool:
         """Wait for what is in work; a second signal ends the waiting."""
         ends_at = monotonic() + grace_s
-        flush_at = monotonic()
         while not self._is_idle:
             if monotonic() >= ends_at or self._has_died:
                 return False
-            if monotonic() >= flush_at:
-                self._parts.reporter.flush_soon()
-                flush_at = monotonic() + _DRAIN_FLUSH_S
             if self._watch() is not None:
                 logger.warning("a second signal: not waiting any longer", extra={"event": "second_signal"})
                 return False
