@@ -5,6 +5,7 @@ Main thread, once. The only file that knows all others.
 
 from __future__ import annotations
 
+import logging
 from queue import SimpleQueue
 
 from inference_worker import __version__, amqp_connection, result_store
@@ -25,6 +26,8 @@ from inference_worker.rmq_listener import RmqListener
 from inference_worker.slots import Slots
 from inference_worker.status_server import StatusServer
 from inference_worker.supervisor import ExitCode, Parts, Supervisor
+
+logger = logging.getLogger(__name__)
 
 #: probes, scrapes and the sinks' answers: a vLLM page has 50 kB
 _SIDE_RESPONSE_BYTES = 8 * 2**20
@@ -150,4 +153,12 @@ def run(config: Config, signals: SimpleQueue[int]) -> ExitCode:
         state=lambda: listener.state,
         holds=holds,
     ).start()
+    extra = {
+        "event": "started",
+        "version": __version__,
+        "deployment_id": identity.deployment_id,
+        "replica_id": identity.replica_id,
+        "prefetch": broker.prefetch,
+    }
+    logger.info("inference_worker %s starts", __version__, extra=extra)
     return supervisor.run()

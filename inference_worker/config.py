@@ -66,10 +66,9 @@ def _choice(*words: str) -> Kind:
 
 def _status_codes() -> Kind:
     def read(text: str) -> frozenset[int]:
-        codes = frozenset(int(part) for part in text.split(",")) if text else frozenset()
-        if not all(400 <= code <= 599 for code in codes):
+        if not re.fullmatch(r"[45][0-9]{2}(\s*,\s*[45][0-9]{2})*", text):
             raise ValueError
-        return codes
+        return frozenset(int(part) for part in text.split(","))
 
     return Kind(read, "must be HTTP status codes from 400 to 599, separated by commas")
 
@@ -81,19 +80,33 @@ def _url(*schemes: str) -> Kind:
             raise ValueError
         if parts.port is not None and not 0 < parts.port < 65536:
             raise ValueError
-        return text.rstrip("/")
+        # redis-py knows its schemes in lower case only
+        return parts.scheme + text[len(parts.scheme) :].rstrip("/")
 
     return Kind(read, "must be a URL that starts with " + " or ".join(f"{scheme}://" for scheme in schemes))
 
 
-def _model_base_url() -> Kind:
+def _base_url() -> Kind:
     http = _url("http", "https")
 
     def read(text: str) -> str:
-        # people paste the base URL of an OpenAI client, which ends in /v1; the paths bring theirs (field report R78)
-        return str(http.read(text)).removesuffix("/v1").rstrip("/")
+        # a path is appended to it
+        if "?" in text or "#" in text:
+            raise ValueError
+        return str(http.read(text))
 
-    return Kind(read, http.rule)
+    return Kind(read, http.rule + " and has no query")
+
+
+def _model_base_url() -> Kind:
+    base = _base_url()
+
+    def read(text: str) -> str:
+        url = str(base.read(text))
+        # people paste the base URL of an OpenAI client, which ends in /v1; the paths bring theirs (field report R78)
+        return url.removesuffix("/v1").rstrip("/") if urlsplit(url).path.endswith("/v1") else url
+
+    return Kind(read, base.rule)
 
 
 def _path() -> Kind:
@@ -336,9 +349,7 @@ GROUPS: Final[tuple[Group, ...]] = (
     Group(
         "Metrics",
         (
-            Variable(
-                "METRIC_SERVER_URL", "metrics.server_url", _url("http", "https"), None, "Base URL of MetricServer"
-            ),
+            Variable("METRIC_SERVER_URL", "metrics.server_url", _base_url(), None, "Base URL of MetricServer"),
             Variable(
                 "METRIC_SERVER_SERVICE_TOKEN",
                 "metrics.service_token",
@@ -387,7 +398,7 @@ GROUPS: Final[tuple[Group, ...]] = (
     Group(
         "Billing",
         (
-            Variable("CROESUS_HOST", "billing.croesus_url", _url("http", "https"), None, "Base URL of Croesus"),
+            Variable("CROESUS_HOST", "billing.croesus_url", _base_url(), None, "Base URL of Croesus"),
             Variable("CROESUS_BATCH_SIZE", "billing.batch_size", _integer(1, 1000), "1", "Usage events in one request"),
         ),
     ),
@@ -575,9 +586,16 @@ _SECTIONS: Final[dict[str, type[Any]]] = {
 
 
 def load_environment() -> dict[str, str]:
-    """Read the process's environment over the `.env` file of the working directory, which it wins over."""
-    from_file = {name: value for name, value in dotenv.dotenv_values(".env").items() if value is not None}
-    return {**from_file, **os.environ}
+    """Read the process's environment over the `.env` file of the working directory, which it wins over.
+
+    Raises:  ConfigError, when there is a `.env` that cannot be read
+    """
+    try:
+        # a `${` in a password is taken literally like everything else
+        found = dotenv.dotenv_values(".env", interpolate=False)
+    except (OSError, UnicodeDecodeError) as err:
+        raise ConfigError((Fault(".env", None, f"must be a readable UTF-8 file ({type(err).__name__})"),)) from err
+    return {**{name: value for name, value in found.items() if value is not None}, **os.environ}
 
 
 def load_config(environment: Mapping[str, str]) -> Config:
@@ -609,6 +627,8 @@ def _value(variable: Variable, environment: Mapping[str, str]) -> Any:
         # an empty default means "not set", which no rule has to allow for
         return frozenset() if variable.target == "model.retry_status_codes" else ""
     try:
+        # the environment may hold bytes that are no UTF-8, which nobody could send on
+        text.encode()
         return variable.kind.read(text)
     except ValueError:
         shown = None if variable.secret else given

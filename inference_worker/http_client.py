@@ -35,6 +35,8 @@ from inference_worker.errors import (
 _READ_BYTES = 65_536
 #: a peer on the same host or in the same rack answers a SYN in far less
 _CONNECT_TIMEOUT_S = 5.0
+#: No Content, Not Modified: there is no body to be cut off
+_WITHOUT_BODY = frozenset({204, 304})
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,14 +104,19 @@ def _connection_class(base: type[Any], wire: _Wire) -> type[Any]:
     class Connection(base):  # type: ignore[misc]
         response_class = Response
 
+        _has_carried = False
+
         def connect(self) -> None:
             super().connect()
+            self._has_carried = False
             wire.attach(self.sock, is_reused=False)
 
         def request(self, *args: Any, **kwargs: Any) -> None:
+            # with TLS the pool connects first: that there is a socket does not mean that it was used before
             if self.sock is not None:
-                wire.attach(self.sock, is_reused=True)
+                wire.attach(self.sock, is_reused=self._has_carried)
             super().request(*args, **kwargs)
+            self._has_carried = True
 
     return Connection
 
@@ -141,12 +148,19 @@ class _NoCookies(RequestsCookieJar):
         return
 
 
+class _Session(requests.Session):
+    """A session that leaves a redirect alone; requests would read its body without our cap, only to prepare for it."""
+
+    def get_redirect_target(self, resp: requests.Response) -> str | None:
+        return None
+
+
 class _Line:
     """One thread's session and wire."""
 
     def __init__(self) -> None:
         self.wire = _Wire()
-        self.session = requests.Session()
+        self.session = _Session()
         # proxy variables and netrc would send loopback calls elsewhere and replace our Bearer token (R39)
         self.session.trust_env = False
         self.session.cookies = _NoCookies()
@@ -185,7 +199,11 @@ class HttpClient:
         line = self._line()
         ends_at = monotonic() + timeout_s
         request = requests.Request(method, url, headers=dict(headers or {}), data=body or b"")
-        prepared = line.session.prepare_request(request)
+        try:
+            prepared = line.session.prepare_request(request)
+        except (requests.RequestException, ValueError) as err:
+            # a host name that is none, for example; the text may hold the URL or a header
+            raise HttpUnreachable(f"not a request that can be sent ({type(err).__name__})") from err
         try:
             return self._try_once(line, prepared, ends_at)
         except _ClosedWhileIdle:
@@ -228,7 +246,11 @@ class HttpClient:
                 raise HttpTooLarge(f"the answer is longer than {self._max_response_bytes} bytes")
             parts.append(part)
         headers = {name.lower(): value for name, value in response.headers.items()}
-        is_length_known = "content-length" in headers or "chunked" in headers.get("transfer-encoding", "").lower()
+        is_length_known = (
+            response.status_code in _WITHOUT_BODY
+            or "content-length" in headers
+            or "chunked" in headers.get("transfer-encoding", "").lower()
+        )
         return HttpAnswer(response.status_code, headers, b"".join(parts), is_length_known)
 
     def _translate(self, err: Exception, wire: _Wire, ends_at: float) -> HttpError:

@@ -17,7 +17,9 @@ def _refuse_constant(name: str) -> Any:
     raise ValueError(f"{name} is no JSON")
 
 
-_STRICT = json.JSONDecoder(parse_constant=_refuse_constant)
+#: for looking only: numbers stay text, since Python converts no integer of more than 4,300 digits
+_STRICT = json.JSONDecoder(parse_constant=_refuse_constant, parse_int=str, parse_float=str)
+_VALUES = json.JSONDecoder(parse_constant=_refuse_constant)
 _SPACE = re.compile(r"[ \t\r\n]*")
 _SIGN = re.compile(r'["{}\[\],]')
 
@@ -34,6 +36,14 @@ def is_json(text: str) -> bool:
     except (ValueError, RecursionError):
         return False
     return True
+
+
+def to_value(text: str) -> Any:
+    """Convert a small text to Python values, lone surrogates and huge numbers included; None when it is no JSON."""
+    try:
+        return _VALUES.decode(text)
+    except (ValueError, RecursionError):
+        return None
 
 
 def split_object(text: str) -> dict[str, str] | None:

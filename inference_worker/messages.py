@@ -96,7 +96,9 @@ def _decode_wire(body: bytes) -> _RequestOnTheWire:
             return _RequestOnTheWire(**{n: msgspec.Raw(fields[n].encode()) for n in names if n in fields})
         # msgspec's complaint names types and positions, never a value
         problem = f"the request is not a JSON object: {err}"
-    request_id = _read_request_id(salvage_string(body.decode(errors="replace"), "request_id").encode())
+    found = salvage_string(body.decode(errors="replace"), "request_id")
+    # what was no UTF-8 has been replaced, and is not what the producer waits for
+    request_id = None if "\ufffd" in found else _read_request_id(found.encode())
     raise MalformedRequest(problem, field=None, request_id=request_id)
 
 
@@ -105,7 +107,7 @@ def _read_request_id(raw: bytes) -> str | None:
         value = _STR_DECODER.decode(raw)
     except msgspec.DecodeError:
         return None
-    usable = 0 < len(value) <= MAX_REQUEST_ID_CHARS and not _SPACE_OR_CONTROL.search(value) and "\ufffd" not in value
+    usable = 0 < len(value) <= MAX_REQUEST_ID_CHARS and not _SPACE_OR_CONTROL.search(value)
     return value if usable else None
 
 
@@ -167,6 +169,9 @@ class _ResultOnTheWire(msgspec.Struct):
 
 
 _RESULT_DECODER = msgspec.json.Decoder(_ResultOnTheWire)
+_COMPLETED_HEAD = re.compile(
+    rb'\s*\{\s*"status"\s*:\s*"completed"\s*,\s*"status_code"\s*:\s*([1-5][0-9]{2})\s*,\s*"result"\s*:\s*'
+)
 
 
 def encode_result(result: Result) -> bytes:
@@ -185,16 +190,16 @@ def encode_result(result: Result) -> bytes:
 
 def decode_completed(value: bytes) -> Completed | None:
     """Read a stored value back; None when it is not a `completed` result (another writer's junk included)."""
-    if not value.startswith(b'{"status":"completed"'):
-        return None
     try:
         wire = _RESULT_DECODER.decode(value)
     except (msgspec.DecodeError, RecursionError):
-        # a completed result may hold what msgspec refuses (lone surrogates): its head, which we wrote, is enough
-        head, _, rest = value.partition(b',"result":')
-        code = head.rpartition(b":")[2]
-        return Completed(int(code) if code.isdigit() else 200, rest[:-1])
-    return Completed(wire.status_code, bytes(wire.result))
+        match = _COMPLETED_HEAD.match(value)
+        if match is None:
+            return None
+        # a completed result may hold what msgspec refuses (lone surrogates): its head is enough
+        return Completed(int(match[1]), value[match.end() :].rstrip()[:-1].rstrip())
+    # another version of this worker may write white space, or its members in another order
+    return Completed(wire.status_code, bytes(wire.result)) if wire.status == "completed" else None
 
 
 # -- what became of saving a result ----------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future
+from concurrent.futures import FIRST_COMPLETED, Future, InvalidStateError, wait
 from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -147,6 +147,18 @@ class _Helper:
                 future.set_exception(err)
 
 
+def _result_of(future: Future[T], wait_s: float, *, interrupt: Future[None] | None) -> T:
+    """Wait for a result; give up early when `interrupt` is done.
+
+    Raises:  TimeoutError (not there yet), and what the call raised
+    """
+    if interrupt is not None:
+        either: tuple[Future[Any], ...] = (future, interrupt)
+        wait(either, wait_s, FIRST_COMPLETED)
+        wait_s = 0.0
+    return future.result(wait_s)
+
+
 class _Trouble:
     """A neighbour's failures: logged when they begin, at every nth repeat, and when they end. One thread at a time."""
 
@@ -201,14 +213,15 @@ class _Source(Generic[T]):
     def begin(self, timeout_s: float) -> None:
         self._answer = self._helper.begin(lambda: self._ask(timeout_s))
 
-    def collect(self, wait_s: float) -> T | None:
+    def collect(self, wait_s: float, *, interrupt: Future[None] | None) -> T | None:
         if self._answer is None:
             self._trouble.failed("still busy with the call before")
             return None
         try:
-            value = self._answer.result(wait_s)
+            value = _result_of(self._answer, wait_s, interrupt=interrupt)
         except TimeoutError:
-            self._trouble.failed("no answer in time")
+            if interrupt is None or not interrupt.done():
+                self._trouble.failed("no answer in time")
         except WorkerError as err:
             self._trouble.failed(str(err))
         else:
@@ -251,7 +264,7 @@ class MetricsReporter:
     """Flushes when due, when asked to, and at the end. Owned by the thread `metrics-reporter`.
 
     `flush_soon` and `drain` may be called from any thread. Whoever runs it calls `tick`, waits on `wakeup` for as long
-    as `tick` says, and at the end calls `close`.
+    as `tick` says, clears it, and at the end calls `close`.
     """
 
     name = "metrics-reporter"
@@ -293,8 +306,10 @@ class MetricsReporter:
         self._window_from = clock()
         self._next_flush_at: float | None = None
         self._is_flush_asked = threading.Event()
-        self._is_draining = threading.Event()
-        #: set when a tick is wanted before its time
+        #: done once draining; a future, so that one wait can be for an answer and for this
+        self._draining: Future[None] = Future()
+        #: set when a tick is wanted before its time. Not cleared here: it is also how the thread is told to stop, and a
+        #: stop that came before a turn would be lost
         self.wakeup = threading.Event()
 
     def tick(self, now: float) -> float:
@@ -302,8 +317,10 @@ class MetricsReporter:
 
         Units:   now in seconds of the monotonic clock
         """
-        # cleared before the wishes are read: one that comes in between costs a turn, and is not lost
-        self.wakeup.clear()
+        if self._draining.done():
+            # documents wait for the last flush: with a neighbour that hangs, one now might still be under way then
+            self._begin_usage_round(self._monotonic() + self._settings.http_timeout_s)
+            return DRAIN_USAGE_INTERVAL_S
         if self._next_flush_at is None:
             self._next_flush_at = now + self._settings.flush_interval_s
         if self._is_flush_asked.is_set() or now >= self._next_flush_at:
@@ -312,11 +329,7 @@ class MetricsReporter:
             began_at = self._monotonic()
             self.flush()
             now += self._monotonic() - began_at
-        wait_s = max(0.0, self._next_flush_at - now)
-        if self._is_draining.is_set():
-            self._begin_usage_round(self._monotonic() + self._settings.http_timeout_s)
-            return min(wait_s, DRAIN_USAGE_INTERVAL_S)
-        return wait_s
+        return 0.0 if self._draining.done() else max(0.0, self._next_flush_at - now)
 
     def flush_soon(self) -> None:
         """Ask for a flush now. Safe from any thread."""
@@ -324,8 +337,12 @@ class MetricsReporter:
         self.wakeup.set()
 
     def drain(self) -> None:
-        """Send usage at once and every second from now on: the process will end soon. Safe from any thread."""
-        self._is_draining.set()
+        """Send usage at once and every second from now on: the process will end soon. Safe from any thread.
+
+        A flush under way waits for nothing any more: the last one must not come too late for the usage.
+        """
+        with suppress(InvalidStateError):
+            self._draining.set_result(None)
         self.wakeup.set()
 
     def flush(self, *, final: bool = False, budget_s: float | None = None) -> None:
@@ -344,15 +361,20 @@ class MetricsReporter:
         if budget_s is not None:
             source_s, grace_s, usage_s = min(source_s, budget_s / 3), 0.0, budget_s
             sink_s = min(sink_s, budget_s - source_s)
+        interrupt = None if final else self._draining
         is_usage_begun = self._begin_usage_round(began_at + usage_s)
-        model_metrics, gpus, queue = self._ask_sources(source_s, grace_s)
-        self._flush_metrics(model_metrics, gpus, queue, timeout_s=sink_s, grace_s=grace_s)
+        model_metrics, gpus, queue = self._ask_sources(source_s, grace_s, interrupt)
+        if interrupt is not None and interrupt.done():
+            # the records stay in the buffer for the last flush
+            return
+        document = self._make_document(model_metrics, gpus, queue)
+        self._post_document(document, sink_s, grace_s, interrupt)
         if final:
             self._finish_usage(began_at + usage_s, is_usage_begun)
 
-    def close(self) -> None:
-        """Send what is left, within 3 s, and let the helper threads end."""
-        self.flush(final=True)
+    def close(self, *, budget_s: float = FINAL_FLUSH_S) -> None:
+        """Send what is left, within the budget, and let the helper threads end."""
+        self.flush(final=True, budget_s=budget_s)
         for source in (self._model, self._gpus, self._queue):
             source.close()
         self._metric_server.close()
@@ -369,7 +391,7 @@ class MetricsReporter:
     # -- sources
 
     def _ask_sources(
-        self, timeout_s: float, grace_s: float
+        self, timeout_s: float, grace_s: float, interrupt: Future[None] | None
     ) -> tuple[ModelMetrics | None, list[GpuMetrics] | None, QueueDepth | None]:
         """Ask all at once, and wait for them together: the slowest decides, not the sum."""
         has_model, has_gpus = bool(self._settings.vllm_metrics_url), bool(self._settings.dcgm_metrics_url)
@@ -379,9 +401,9 @@ class MetricsReporter:
             self._gpus.begin(timeout_s)
         self._queue.begin(timeout_s)
         ends_at = self._monotonic() + timeout_s + grace_s
-        model_metrics = self._model.collect(self._left_s(ends_at)) if has_model else None
-        gpus = self._gpus.collect(self._left_s(ends_at)) if has_gpus else None
-        return model_metrics, gpus, self._queue.collect(self._left_s(ends_at))
+        model_metrics = self._model.collect(self._left_s(ends_at), interrupt=interrupt) if has_model else None
+        gpus = self._gpus.collect(self._left_s(ends_at), interrupt=interrupt) if has_gpus else None
+        return model_metrics, gpus, self._queue.collect(self._left_s(ends_at), interrupt=interrupt)
 
     def _left_s(self, ends_at: float) -> float:
         return max(0.0, ends_at - self._monotonic())
@@ -407,18 +429,12 @@ class MetricsReporter:
 
     # -- MetricServer
 
-    def _flush_metrics(
-        self,
-        model_metrics: ModelMetrics | None,
-        gpus: list[GpuMetrics] | None,
-        queue: QueueDepth | None,
-        *,
-        timeout_s: float,
-        grace_s: float,
-    ) -> None:
+    def _make_document(
+        self, model_metrics: ModelMetrics | None, gpus: list[GpuMetrics] | None, queue: QueueDepth | None
+    ) -> MetricsDocument:
         records, dropped_count = self._buffer.take_records()
         settings = self._settings
-        document = MetricsDocument(
+        return MetricsDocument(
             deployment_id=settings.deployment_id,
             replica_id=settings.replica_id,
             user_id=settings.user_id,
@@ -433,7 +449,6 @@ class MetricsReporter:
             gpus=gpus,
             queue=queue,
         )
-        self._post_document(encode_document(document), len(records), timeout_s=timeout_s, grace_s=grace_s)
 
     def _next_window(self) -> Window:
         to = self._clock()
@@ -442,7 +457,10 @@ class MetricsReporter:
         self._window_from = to
         return window
 
-    def _post_document(self, body: bytes, record_count: int, *, timeout_s: float, grace_s: float) -> None:
+    def _post_document(
+        self, document: MetricsDocument, timeout_s: float, grace_s: float, interrupt: Future[None] | None
+    ) -> None:
+        body, record_count = encode_document(document), len(document.requests)
         url, token = self._settings.metrics_url, self._settings.metrics_token
         headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
         answer = self._metric_server.begin(
@@ -453,9 +471,10 @@ class MetricsReporter:
             trouble.failed("still busy with the document before", records_dropped=record_count)
             return
         try:
-            status_code = answer.result(timeout_s + grace_s).status_code
+            status_code = _result_of(answer, timeout_s + grace_s, interrupt=interrupt).status_code
         except TimeoutError:
-            trouble.failed("no answer in time", records_dropped=record_count)
+            if interrupt is None or not interrupt.done():
+                trouble.failed("no answer in time", records_dropped=record_count)
         except HttpError as err:
             trouble.failed(str(err), records_dropped=record_count)
         else:

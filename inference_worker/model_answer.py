@@ -6,12 +6,14 @@ Sources: design sections 5 and 8; facts on vLLM 0.32; field reports R41-R46, R73
 
 from __future__ import annotations
 
+import codecs
+import re
 from enum import StrEnum
 from typing import Any
 
 import msgspec
 
-from inference_worker.json_text import has_surrogate_escape, is_json, split_object
+from inference_worker.json_text import has_surrogate_escape, is_json, split_object, to_value
 
 
 class BodyKind(StrEnum):
@@ -80,23 +82,24 @@ class _Choice(msgspec.Struct):
 
 _BODY_DECODER = msgspec.json.Decoder(_Body)
 _CHOICES_DECODER = msgspec.json.Decoder(list[_Choice])
+_SURROGATE_ESCAPE = re.compile(rb"\\u[dD][89a-fA-F][0-9a-fA-F]{2}")
 
 
 def read_body(body: bytes) -> BodyFacts:
     """Check a complete body (UTF-8, JSON grammar) and read what it says, in one pass and without a copy of it."""
     text = _decode_utf8(body)
     if text is None:
-        return BodyFacts(BodyKind.NO_JSON)
+        return BodyFacts(_classify_no_json(body))
     try:
         fields = _BODY_DECODER.decode(body)
     except RecursionError:
         return BodyFacts(BodyKind.NO_JSON)
     except msgspec.ValidationError:
         return BodyFacts(_classify_no_object(body, text))
-    except msgspec.DecodeError as err:
+    except msgspec.DecodeError:
         members = split_object(text) if has_surrogate_escape(text) else None
         if members is None:
-            return BodyFacts(BodyKind.TRUNCATED if "truncated" in str(err) else BodyKind.NO_JSON)
+            return BodyFacts(_classify_no_json(body))
         names = _Body.__struct_fields__
         fields = _Body(**{n: msgspec.Raw(members[n].encode()) for n in names if n in members})
     return BodyFacts(_classify(fields), _error_message(fields), _usage(fields.usage), _timings(fields.metrics))
@@ -113,6 +116,31 @@ def _classify_no_object(body: bytes, text: str) -> BodyKind:
     return BodyKind.OTHER_JSON
 
 
+def _classify_no_json(body: bytes) -> BodyKind:
+    """Tell JSON that stops short, wherever it was cut, from what no further byte would make JSON (R41)."""
+    try:
+        # not final: a letter may be cut in its middle
+        _, length = codecs.utf_8_decode(body, "strict", False)
+    except UnicodeDecodeError:
+        return BodyKind.NO_JSON
+    # lone surrogates are no end of the text, though msgspec complains of them, and in the same words
+    body = _SURROGATE_ESCAPE.sub(rb"\\u0041", body[:length])
+    # the second look: a number may stop short where it must not end, as in `-`, `1.` and `1e+`
+    return BodyKind.TRUNCATED if _stops_short(body) or _stops_short(body + b"0") else BodyKind.NO_JSON
+
+
+def _stops_short(body: bytes) -> bool:
+    try:
+        _BODY_DECODER.decode(body)
+    except msgspec.ValidationError:
+        return False
+    except msgspec.DecodeError as err:
+        return "truncated" in str(err)
+    except RecursionError:
+        return False
+    return False
+
+
 def _decode_utf8(body: bytes) -> str | None:
     try:
         return body.decode()
@@ -125,7 +153,8 @@ def _lenient(raw: msgspec.Raw) -> Any:
     try:
         return msgspec.json.decode(raw)
     except (msgspec.DecodeError, RecursionError):
-        return None
+        # legal all the same: a lone surrogate, or a number that fits no float, beside what we look for
+        return to_value(bytes(raw).decode())
 
 
 def _classify(fields: _Body) -> BodyKind:
@@ -133,9 +162,12 @@ def _classify(fields: _Body) -> BodyKind:
         return BodyKind.ERROR
     try:
         choices = _CHOICES_DECODER.decode(fields.choices)
+        aborted = any(bytes(choice.finish_reason) == b'"abort"' for choice in choices)
     except (msgspec.DecodeError, RecursionError):
-        return BodyKind.ANSWER
-    aborted = any(bytes(choice.finish_reason) == b'"abort"' for choice in choices)
+        # a text that was cut off may well end in half a surrogate pair
+        found = _lenient(fields.choices)
+        choices_found = found if isinstance(found, list) else []
+        aborted = any(isinstance(choice, dict) and choice.get("finish_reason") == "abort" for choice in choices_found)
     return BodyKind.ABORTED if aborted else BodyKind.ANSWER
 
 
