@@ -54,8 +54,8 @@ check: lint type test integration demo ## all that must pass before a review
 
 .PHONY: docs
 docs: $(READY) ## write the generated parts of README.md and docs/schemas
-	@$(PY) tools/write_schemas.py
-	@$(PY) tools/write_readme.py
+	@$(PY) -m tools.write_schemas
+	@$(PY) -m tools.write_readme
 
 .PHONY: clean
 clean: ## remove what the other targets made

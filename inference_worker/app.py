@@ -132,6 +132,7 @@ def run(config: Config, signals: SimpleQueue[int]) -> ExitCode:
             vllm_metrics_url=config.metrics.vllm_url,
             dcgm_metrics_url=config.metrics.dcgm_url,
             croesus_batch_size=config.billing.batch_size,
+            events_token=config.billing.service_token,
         ),
         buffer=buffer,
         http=side_http,

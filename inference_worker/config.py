@@ -400,6 +400,14 @@ GROUPS: Final[tuple[Group, ...]] = (
         (
             Variable("CROESUS_HOST", "billing.croesus_url", _base_url(), None, "Base URL of Croesus"),
             Variable("CROESUS_BATCH_SIZE", "billing.batch_size", _integer(1, 1000), "1", "Usage events in one request"),
+            Variable(
+                "CROESUS_SERVICE_TOKEN",
+                "billing.service_token",
+                _header_token(),
+                "",
+                "Bearer token for Croesus, sent when set",
+                secret=True,
+            ),
         ),
     ),
     Group(
@@ -529,6 +537,7 @@ class BillingConfig:
 
     croesus_url: str
     batch_size: int
+    service_token: str = field(repr=False)
 
 
 @dataclass(frozen=True, slots=True)

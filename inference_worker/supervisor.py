@@ -27,8 +27,8 @@ _WATCH_S = 0.1
 _BROKER_CALL_LIMIT_WHEN_STOPPING_S = 1.0
 #: what was cut off has this long to be given back
 _CUT_OFF_LIMIT_S = 5.0
-#: the last flush, bounded
-_LAST_FLUSH_S = 3.0
+#: the last flush bounds itself to 3 s; a little more, or what it says of lost usage would be cut off
+_LAST_FLUSH_S = 3.5
 #: a listener without a session may be inside a connect that nothing can interrupt; it owns nothing then
 _LISTENER_CLOSE_S = 1.5
 #: a thread that has not ticked for so long is stuck; the longest turn is a stalled broker call of 30 s
