@@ -61,7 +61,7 @@ class ResultStore:
         Source:  design section 5 "Result", field report R13
         """
         key = _key(request_id)
-        with self._translated():
+        with translated(self._client):
             if self._client.set(key, value, ex=self._ttl_s, nx=True):
                 return Saved()
             for _ in range(_WATCH_TRIES):
@@ -93,7 +93,7 @@ class ResultStore:
 
         Raises:  StoreDown, StoreLoginRefused
         """
-        with self._translated():
+        with translated(self._client):
             stored = self._client.get(_key(request_id))
         return decode_completed(stored) if stored is not None else None
 
@@ -104,7 +104,7 @@ class ResultStore:
 
         Raises:  StoreDown, StoreLoginRefused
         """
-        with self._translated():
+        with translated(self._client):
             # gone at once: who counts the keys of a deployment's answers must not count us
             self._client.set(self._probe_key, b"1", px=_PROBE_TTL_MS)
 
@@ -113,23 +113,28 @@ class ResultStore:
 
         Raises:  StoreDown, StoreLoginRefused
         """
-        with self._translated():
+        with translated(self._client):
             self._client.ping()
 
     def close(self) -> None:
         """Close the kept connections."""
         self._client.close()
 
-    @contextmanager
-    def _translated(self) -> Iterator[None]:
-        try:
-            yield
-        except redis.AuthenticationError as err:
-            raise StoreLoginRefused("Redis refuses the login (REDIS_PASSWORD or the one in REDIS_URL)") from err
-        except (redis.RedisError, OSError) as err:
-            # after a failover the kept connections lead to a demoted node: dropped, the name is resolved again (R32)
-            self._client.connection_pool.disconnect(inuse_connections=False)
-            raise StoreDown(_describe(err)) from err
+
+@contextmanager
+def translated(client: Any) -> Iterator[None]:
+    """Turn the library's errors into ours.
+
+    Raises:  StoreDown, StoreLoginRefused
+    """
+    try:
+        yield
+    except redis.AuthenticationError as err:
+        raise StoreLoginRefused("Redis refuses the login (REDIS_PASSWORD or the one in REDIS_URL)") from err
+    except (redis.RedisError, OSError) as err:
+        # after a failover the kept connections lead to a demoted node: dropped, the name is resolved again (R32)
+        client.connection_pool.disconnect(inuse_connections=False)
+        raise StoreDown(_describe(err)) from err
 
 
 def _key(request_id: str) -> str:

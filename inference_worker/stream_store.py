@@ -1,0 +1,136 @@
+"""A streamed answer in Redis as it is made: the Redis Stream `infer_stream:<request_id>`.
+
+Entries are appended on slot threads, and on one thread, `stream-writer`, what was gathered meanwhile: the first chunk at
+once, later ones within 50 ms, so at most 20 writes a second for each stream. Knows redis, as does `result_store`.
+Source: design section 8 "Streaming".
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import logging
+import threading
+from collections.abc import Callable
+from time import monotonic
+from typing import Any
+
+import redis
+
+from inference_worker.errors import StoreDown
+from inference_worker.result_store import translated
+
+logger = logging.getLogger(__name__)
+
+#: how long chunks are gathered
+_GATHER_S = 0.05
+#: after a write that failed; the chunks stay and go with the next one
+_PAUSE_AFTER_FAILURE_S = 1.0
+#: 20 a second for more than an hour; the bound on what a runaway stream can take
+_MAX_ENTRIES = 100_000
+_LOOK_AGAIN_S = 60.0
+
+
+class AnswerStream:
+    """One attempt's entries. `append` and `end` on its slot thread, `flush` on the writer's as well."""
+
+    def __init__(
+        self, store: StreamStore, key: str, *, attempt: str, is_retry: bool, is_wanted: Callable[[], bool]
+    ) -> None:
+        self._store = store
+        self._key = key
+        self._attempt = attempt
+        #: false once the attempt's session has ended: another one writes now
+        self._is_wanted = is_wanted
+        self._lock = threading.Lock()
+        self._chunks: list[bytes] = []
+        self._opening: list[dict[str, bytes | str]] = [self._entry("restart")] if is_retry else []
+        self._wrote_at = float("-inf")
+
+    def append(self, chunk: bytes) -> None:
+        """Add one of the model's chunks, a JSON text. Written at once when nothing was for 50 ms, else soon."""
+        with self._lock:
+            is_first_waiting = not self._chunks
+            self._chunks.append(chunk)
+            due_at = self._wrote_at + _GATHER_S
+        if due_at <= monotonic():
+            self.flush()
+        elif is_first_waiting:
+            self._store.flush_at(due_at, self)
+
+    def flush(self) -> None:
+        """Write what was gathered. What Redis does not take now stays, and goes with the next write."""
+        try:
+            self._write([])
+        except StoreDown as err:
+            extra = {"event": "stream_write_failed"}
+            logger.debug("a stream's chunks wait for Redis: %s", err, extra=extra)
+            self._store.flush_at(monotonic() + _PAUSE_AFTER_FAILURE_S, self)
+
+    def end(self, kind: str, data: bytes = b"") -> None:
+        """Write what is left, and the last entry: `done`, or `failed` with the result's body.
+
+        Raises:  StoreDown
+        """
+        self._write([self._entry(kind, data)])
+
+    def _write(self, closing: list[dict[str, bytes | str]]) -> None:
+        with self._lock:
+            if not self._is_wanted():
+                return
+            gathered = [self._entry("chunk", b"[" + b",".join(self._chunks) + b"]")] if self._chunks else []
+            entries = [*self._opening, *gathered, *closing]
+            if not entries:
+                return
+            self._wrote_at = monotonic()
+            self._store.write(self._key, entries)
+            self._chunks.clear()
+            self._opening.clear()
+
+    def _entry(self, kind: str, data: bytes = b"") -> dict[str, bytes | str]:
+        return {"type": kind, "attempt": self._attempt, "data": data}
+
+
+class StreamStore:
+    """Opens streams and owns the writer thread, which starts with the first of them. Safe from any thread."""
+
+    def __init__(self, client: redis.Redis, *, ttl_s: int) -> None:
+        self._client: Any = client
+        self._ttl_s = ttl_s
+        self._changed = threading.Condition()
+        self._due: list[tuple[float, int, AnswerStream]] = []
+        self._order = itertools.count()
+        self._writer: threading.Thread | None = None
+
+    def open(self, request_id: str, *, attempt: str, is_retry: bool, is_wanted: Callable[[], bool]) -> AnswerStream:
+        """Begin one attempt's entries; a further attempt begins with `restart`. Nothing is written yet."""
+        key = f"infer_stream:{request_id}"
+        return AnswerStream(self, key, attempt=attempt, is_retry=is_retry, is_wanted=is_wanted)
+
+    def flush_at(self, due_at: float, stream: AnswerStream) -> None:
+        """Have the writer flush a stream at this time, monotonic."""
+        with self._changed:
+            if self._writer is None:
+                self._writer = threading.Thread(target=self._run, name="stream-writer", daemon=True)
+                self._writer.start()
+            heapq.heappush(self._due, (due_at, next(self._order), stream))
+            self._changed.notify()
+
+    def write(self, key: str, entries: list[dict[str, bytes | str]]) -> None:
+        """Append entries and renew the TTL, in one round trip.
+
+        Raises:  StoreDown, StoreLoginRefused
+        """
+        with translated(self._client), self._client.pipeline(transaction=False) as pipe:
+            for entry in entries:
+                pipe.xadd(key, entry, maxlen=_MAX_ENTRIES, approximate=True)
+            pipe.expire(key, self._ttl_s)
+            pipe.execute()
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                while not self._due or (wait_s := self._due[0][0] - monotonic()) > 0:
+                    self._changed.wait(wait_s if self._due else _LOOK_AGAIN_S)
+                _, _, stream = heapq.heappop(self._due)
+            stream.flush()
