@@ -1,0 +1,173 @@
+"""Find RabbitMQ and Redis on this machine, or get them here.
+
+In order: programs that are installed, on PATH or off it; apt, when we are root on Debian or Ubuntu; containers, when a
+Docker daemon answers; else `ServersMissing`, one sentence of what to install. Runs on the thread that starts the stack.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from devstack import apt_packages
+
+_RABBITMQ_FOLDERS = (
+    # Before PATH: Debian's /usr/sbin/rabbitmq-server changes user, and that user cannot read a private folder
+    "/usr/lib/rabbitmq/bin",
+    "/usr/lib/rabbitmq/lib/rabbitmq_server-*/sbin",
+    "/opt/homebrew/opt/rabbitmq/sbin",
+    "/usr/local/opt/rabbitmq/sbin",
+    "/opt/homebrew/sbin",
+    "/usr/local/sbin",
+    "/home/linuxbrew/.linuxbrew/opt/rabbitmq/sbin",
+)
+_ERLANG_FOLDERS = (
+    "/usr/bin",
+    "/usr/lib/erlang/bin",
+    "/opt/homebrew/opt/erlang/lib/erlang/bin",
+    "/opt/homebrew/opt/erlang*/lib/erlang/bin",
+    "/usr/local/opt/erlang*/lib/erlang/bin",
+    "/opt/homebrew/bin",
+    "/usr/local/bin",
+    "/home/linuxbrew/.linuxbrew/opt/erlang*/lib/erlang/bin",
+)
+_REDIS_FOLDERS = (
+    "/usr/bin",
+    "/usr/sbin",
+    "/opt/homebrew/opt/redis/bin",
+    "/usr/local/opt/redis/bin",
+    "/opt/homebrew/bin",
+    "/usr/local/bin",
+    "/usr/local/sbin",
+    "/home/linuxbrew/.linuxbrew/opt/redis/bin",
+)
+#: seconds for `docker info`, which hangs when its daemon does
+_DOCKER_ANSWER_TIMEOUT_S = 10.0
+
+
+class ServersMissing(Exception):
+    """RabbitMQ or Redis is not here and cannot be got. Its text is the sentence for the person at the terminal."""
+
+
+@dataclass(frozen=True)
+class Programs:
+    """Installed servers, by path."""
+
+    rabbitmq_server: Path
+    rabbitmqctl: Path
+    erl: Path
+    epmd: Path
+    redis_server: Path
+
+
+@dataclass(frozen=True)
+class Containers:
+    """No programs, but a Docker daemon that can run the services of `compose.yaml`."""
+
+    docker: Path
+
+
+Servers = Programs | Containers
+
+
+def find_program(name: str, *, folders: Iterable[str]) -> Path | None:
+    """Return the first executable of that name in the folders (globs are fine), then on PATH."""
+    for pattern in folders:
+        for folder in sorted(Path("/").glob(pattern.lstrip("/"))):
+            if os.access(folder / name, os.X_OK) and (folder / name).is_file():
+                return folder / name
+    on_path = shutil.which(name)
+    return Path(on_path) if on_path else None
+
+
+def find_programs() -> Programs | None:
+    """Return the installed servers, or None when one of them is missing."""
+    rabbitmq_server = find_program("rabbitmq-server", folders=_RABBITMQ_FOLDERS)
+    rabbitmqctl = find_program("rabbitmqctl", folders=_RABBITMQ_FOLDERS)
+    erl = find_program("erl", folders=_ERLANG_FOLDERS)
+    epmd = find_program("epmd", folders=_ERLANG_FOLDERS)
+    redis_server = find_program("redis-server", folders=_REDIS_FOLDERS)
+    if rabbitmq_server and rabbitmqctl and erl and epmd and redis_server:
+        return Programs(rabbitmq_server, rabbitmqctl, erl, epmd, redis_server)
+    return None
+
+
+def find_containers() -> Containers | None:
+    """Return Docker if it has the compose command and its daemon answers."""
+    docker = shutil.which("docker")
+    if docker is None:
+        return None
+    for argv in (["docker", "compose", "version"], ["docker", "info", "--format", "{{.ServerVersion}}"]):
+        try:
+            answer = subprocess.run(
+                argv,
+                executable=docker,
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                timeout=_DOCKER_ANSWER_TIMEOUT_S,
+                check=False,
+            )
+        except (OSError, subprocess.TimeoutExpired):
+            return None
+        if answer.returncode:
+            return None
+    return Containers(Path(docker))
+
+
+def say_on_stderr(sentence: str) -> None:
+    """Print one line for the person at the terminal."""
+    print(sentence, file=sys.stderr, flush=True)
+
+
+def provide_servers(*, say: Callable[[str], None] = say_on_stderr) -> Servers:
+    """Return servers that can be started, installing them if need be.
+
+    Raises:  ServersMissing
+    """
+    programs = find_programs()
+    if programs:
+        return programs
+    failure = ""
+    if apt_packages.usable():
+        try:
+            apt_packages.install(say=say)
+        except apt_packages.InstallFailed as err:
+            failure = f" (apt was tried: {err})"
+        programs = find_programs()
+        if programs:
+            return programs
+    containers = find_containers()
+    if containers:
+        say("devstack: RabbitMQ and Redis will run as containers of docker compose")
+        return containers
+    raise ServersMissing(how_to_install() + failure)
+
+
+def how_to_install() -> str:
+    """Say in one sentence what the person has to install."""
+    if sys.platform == "darwin":
+        return "RabbitMQ and Redis are missing: run `brew install rabbitmq redis`, or start Docker, and try again."
+    return (
+        "RabbitMQ and Redis are missing: install the packages rabbitmq-server and redis-server "
+        "(Debian, Ubuntu: `sudo apt-get install rabbitmq-server redis-server`), or start Docker, and try again."
+    )
+
+
+def main() -> int:
+    """Provide the servers and say where they are."""
+    try:
+        servers = provide_servers()
+    except ServersMissing as err:
+        say_on_stderr(str(err))
+        return 1
+    print(servers)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
