@@ -115,7 +115,8 @@ def run(config: Config, signals: SimpleQueue[int]) -> ExitCode:
         slots=slots,
         deadlines=deadlines,
     )
-    holds.watch(listener.wake)
+    # the health thread lifts the holds that end by themselves, and may sleep for a whole interval otherwise
+    holds.watch(listener.wake, health.wakeup.set)
     reporter = MetricsReporter(
         settings=ReporterSettings(
             deployment_id=identity.deployment_id,

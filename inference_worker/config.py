@@ -121,7 +121,7 @@ def _path() -> Kind:
 def _host() -> Kind:
     def read(text: str) -> str:
         # pika takes `[::1]` for an unknown host name
-        host = text.removeprefix("[").removesuffix("]") if text.startswith("[") else text
+        host = text[1:-1] if text[:1] == "[" and text[-1:] == "]" else text
         if re.search(r"[\s/@\[\]]", host) or not host:
             raise ValueError
         return host

@@ -114,8 +114,11 @@ class HealthChecker:
         with self._lock:
             if self._reported_at > began_at:
                 self._next_probe_at = float("-inf")
+                self.wakeup.set()
             elif monotonic() < self._unhealthy_until:
+                # a slot may have made this probe, while the health thread sleeps for longer
                 self._next_probe_at = self._unhealthy_until
+                self.wakeup.set()
             else:
                 self._holds.lift(HoldName.MODEL_UNHEALTHY)
             if self._reported_at <= began_at:

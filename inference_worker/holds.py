@@ -61,11 +61,14 @@ class Holds:
         self._lock = threading.Lock()
         self._raised: dict[HoldName, RaisedHold] = {}
         self.suspended = threading.Event()
-        self._on_change: Callable[[], None] = lambda: None
+        self._watchers: tuple[Callable[[], None], ...] = ()
 
-    def watch(self, on_change: Callable[[], None]) -> None:
-        """Have one function called, on whatever thread, when consuming has to stop or may begin again."""
-        self._on_change = on_change
+    def watch(self, *watchers: Callable[[], None]) -> None:
+        """Have these called, on whatever thread, when a hold is raised or lifted, or ends at another time than before.
+
+        Once, before the threads start.
+        """
+        self._watchers = watchers
 
     def raise_hold(
         self, name: HoldName, detail: str, *, for_s: float | None = None, level: int = logging.WARNING
@@ -80,20 +83,29 @@ class Holds:
         if before is None or before.detail != detail:
             extra = {"event": "hold_raised", "hold": name.value, "detail": detail}
             logger.log(level, "not consuming: %s (%s)", name, detail, extra=extra)
-        if before is None:
-            self._on_change()
+        if before is None or before.until != until:
+            self._tell()
 
     def lift(self, name: HoldName) -> None:
         """End this reason; consuming goes on when it was the last one."""
+        self._lift(name, lambda _: True)
+
+    def _lift(self, name: HoldName, is_over: Callable[[RaisedHold], bool]) -> None:
         with self._lock:
-            lifted = self._raised.pop(name, None)
+            lifted = self._raised.get(name)
+            if lifted is None or not is_over(lifted):
+                return
+            del self._raised[name]
             if not self._raised:
                 self.suspended.clear()
-        if lifted is not None:
-            held_s = round(time() - lifted.since, 1)
-            extra = {"event": "hold_lifted", "hold": name.value, "held_s": held_s}
-            logger.info("%s is over after %.1f s", name, held_s, extra=extra)
-            self._on_change()
+        held_s = round(time() - lifted.since, 1)
+        extra = {"event": "hold_lifted", "hold": name.value, "held_s": held_s}
+        logger.info("%s is over after %.1f s", name, held_s, extra=extra)
+        self._tell()
+
+    def _tell(self) -> None:
+        for watcher in self._watchers:
+            watcher()
 
     def expire(self, now: float) -> float | None:
         """Lift the holds whose time is over; return the seconds until the next one is, or None.
@@ -104,7 +116,8 @@ class Holds:
             timed = [(hold.name, hold.until) for hold in self._raised.values() if hold.until is not None]
         for name, until in timed:
             if until <= now:
-                self.lift(name)
+                # looked at again under the lock: raised anew meanwhile, it is not over
+                self._lift(name, lambda hold: hold.until is not None and hold.until <= now)
         return min((until - now for _, until in timed if until > now), default=None)
 
     def is_raised(self, name: HoldName) -> bool:

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from http.client import HTTPResponse
+from http.client import HTTPResponse, IncompleteRead
 from time import monotonic
 from typing import Any
 
@@ -94,12 +94,38 @@ class _Wire:
         return self._cut
 
 
+class _Head:
+    """What the head of an answer is read from: http.client takes a head that stops short for a whole one."""
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+        #: the last line was no empty one, but the end of the stream
+        self.is_cut_off = False
+
+    def readline(self, limit: int = -1) -> Any:
+        line = self._stream.readline(limit)
+        self.is_cut_off = not line
+        return line
+
+    def close(self) -> None:
+        self._stream.close()
+
+
 def _connection_class(base: type[Any], wire: _Wire) -> type[Any]:
     class Response(HTTPResponse):
         def begin(self) -> None:
             # peek blocks for the first byte: until then the request may not have been seen at all
             wire.is_answer_begun = bool(self.fp.peek(1))
-            super().begin()
+            stream = self.fp
+            head: Any = _Head(stream)
+            self.fp = head
+            try:
+                super().begin()
+            finally:
+                if self.fp is head:
+                    self.fp = stream
+            if head.is_cut_off:
+                raise IncompleteRead(b"")
 
     class Connection(base):  # type: ignore[misc]
         response_class = Response
@@ -233,7 +259,11 @@ class HttpClient:
                     timeout=(min(_CONNECT_TIMEOUT_S, left_s), left_s),
                     allow_redirects=False,
                 ) as response:
-                    return self._read(response)
+                    answer = self._read(response)
+                if wire.was_cut and not answer.is_length_known:
+                    # our own shutdown of the socket looks like the end of such a body
+                    raise ConnectionAbortedError("cut off")
+                return answer
             except (OSError, ValueError, urllib3.exceptions.HTTPError) as err:
                 raise self._translate(err, wire, ends_at) from err
 

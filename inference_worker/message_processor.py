@@ -225,11 +225,12 @@ class MessageProcessor:
     def _found(self, attempt: _Attempt, completed: Completed) -> Found:
         """Bill a result that was there already: its worker may have died between the SET and the event.
 
-        Croesus drops what it has.
+        Croesus drops what it has. An attempt whose session has ended leaves that to the redelivery.
         """
         attempt.usage = read_body(completed.body).usage
         attempt.answer = None
-        self._bill(attempt)
+        if not attempt.delivery.session.ended:
+            self._bill(attempt)
         return Found(completed.status_code)
 
     def _store_down(self, err: StoreDown) -> StoreUnavailable:
@@ -335,10 +336,13 @@ class MessageProcessor:
 
     def _publish(self, attempt: _Attempt, publish: Callable[[], None]) -> Outcome | None:
         """Publish a copy, four times at the most, and hold meanwhile: a full queue takes none while we consume."""
+        outcome: Outcome = CopyUnconfirmed()
+        detail = None
         for pause_s in (*_COPY_PAUSES_S, None):
             if attempt.delivery.session.ended:
                 # the broker delivers the original again: a copy would be a second one
-                return Interrupted("session_ended")
+                outcome = Interrupted("session_ended")
+                break
             try:
                 publish()
             except CopyRefusedForGood as err:
@@ -353,10 +357,11 @@ class MessageProcessor:
                 return None
             if pause_s is None or self._holds.is_raised(HoldName.DRAINING) or self.cut_off.wait(pause_s):
                 break
-        pause_s = min(2.0**self._publish_failures, _PUBLISH_HOLD_MAX_S)
-        self._publish_failures = min(self._publish_failures + 1, 30)
-        self._holds.raise_hold(HoldName.PUBLISH_REFUSED, detail, for_s=pause_s)
-        return CopyUnconfirmed()
+        if detail is not None:
+            pause_s = min(2.0**self._publish_failures, _PUBLISH_HOLD_MAX_S)
+            self._publish_failures = min(self._publish_failures + 1, 30)
+            self._holds.raise_hold(HoldName.PUBLISH_REFUSED, detail, for_s=pause_s)
+        return outcome
 
     # -- what is told -------------------------------------------------------------------------------------------------
 

@@ -24,6 +24,16 @@ from inference_worker.errors import BrokerError, CopyNotConfirmed, CopyRefusedFo
 #: the whole of it: connect, publish, confirm; then its socket is shut down
 _PUBLISH_LIMIT_S = 30.0
 _PRECONDITION_FAILED = 406
+#: what pika raises for a header or property that it cannot write: trying again would not help
+_ENCODING_ERRORS = (
+    pika.exceptions.UnsupportedAMQPFieldException,
+    pika.exceptions.ShortStringTooLong,
+    struct.error,
+    AssertionError,
+    AttributeError,
+    TypeError,
+    ValueError,
+)
 #: what the broker wrote or would act on again: a copy that kept them would lie or be routed twice (R25)
 _BROKER_HEADERS = frozenset({"x-death", "x-delivery-count", "x-acquired-count", "CC", "BCC"})
 _BROKER_HEADER_PREFIXES = ("x-first-death-", "x-last-death-")
@@ -79,11 +89,11 @@ class MessagePublisher:
                 raise CopyNotConfirmed("the copy could not be routed") from err
             except pika.exceptions.NackError as err:
                 raise CopyNotConfirmed("the broker refused the copy (a full queue?)") from err
+            except _ENCODING_ERRORS as err:
+                # a header that the library can read but not write; some of these are among LIBRARY_ERRORS, too
+                raise CopyRefusedForGood(f"the copy cannot be encoded ({type(err).__name__})") from err
             except LIBRARY_ERRORS as err:
                 raise CopyNotConfirmed(f"no confirm for the copy ({describe(err)})") from err
-            except (struct.error, ValueError, TypeError, AssertionError) as err:
-                # a header that the library can read but not write
-                raise CopyRefusedForGood(f"the copy cannot be encoded ({type(err).__name__})") from err
 
     @contextmanager
     def _connection(self) -> Any:

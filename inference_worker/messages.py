@@ -193,13 +193,21 @@ def decode_completed(value: bytes) -> Completed | None:
     try:
         wire = _RESULT_DECODER.decode(value)
     except (msgspec.DecodeError, RecursionError):
-        match = _COMPLETED_HEAD.match(value)
-        if match is None:
-            return None
-        # a completed result may hold what msgspec refuses (lone surrogates): its head is enough
-        return Completed(int(match[1]), value[match.end() :].rstrip()[:-1].rstrip())
+        # a completed result may hold what msgspec refuses (lone surrogates)
+        return _decode_completed_slowly(value)
     # another version of this worker may write white space, or its members in another order
     return Completed(wire.status_code, bytes(wire.result)) if wire.status == "completed" else None
+
+
+def _decode_completed_slowly(value: bytes) -> Completed | None:
+    match = _COMPLETED_HEAD.match(value)
+    if match is not None:
+        return Completed(int(match[1]), value[match.end() :].rstrip()[:-1].rstrip())
+    members = split_object(value.decode(errors="replace")) or {}
+    code = members.get("status_code", "")
+    if members.get("status") != '"completed"' or not code.isdigit():
+        return None
+    return Completed(int(code[:3]), members.get("result", "").encode())
 
 
 # -- what became of saving a result ----------------------------------------------------------------------------------

@@ -269,6 +269,8 @@ class RmqListener:
 
     def _settle_ready(self) -> None:
         while self._settlements:
+            # a slot raises its hold before it hands in: settled before the cancel, its message comes straight back
+            self._follow_holds()
             if isinstance(self._settlements[0].disposition, Reject):
                 self._topology.ensure_dead_letter(self._connection, now=monotonic())
             self.settle(self._settlements.popleft())

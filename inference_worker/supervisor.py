@@ -31,7 +31,7 @@ _CUT_OFF_LIMIT_S = 5.0
 _LAST_FLUSH_S = 3.5
 #: a listener without a session may be inside a connect that nothing can interrupt; it owns nothing then
 _LISTENER_CLOSE_S = 1.5
-#: a thread that has not ticked for so long is stuck; the longest turn is a stalled broker call of 30 s
+#: a thread whose turn takes so long is stuck; the longest is a stalled broker call of 30 s
 _STUCK_AFTER_S = 90.0
 
 
@@ -99,7 +99,8 @@ class _ServiceThread:
     def __init__(self, service: Service) -> None:
         self._service = service
         self._stop = threading.Event()
-        self.ticked_at = monotonic()
+        #: monotonic; later than this without a new turn it is stuck. An hour between two probes is no standstill
+        self.stuck_at = monotonic() + _STUCK_AFTER_S
         self._failed = False
         self.thread = threading.Thread(target=self._run, name=service.name, daemon=True)
 
@@ -117,9 +118,11 @@ class _ServiceThread:
     def _run(self) -> None:
         try:
             while not self._stop.is_set():
-                self.ticked_at = monotonic()
-                wait_s = self._service.tick(self.ticked_at)
+                now = monotonic()
+                self.stuck_at = now + _STUCK_AFTER_S
+                wait_s = self._service.tick(now)
                 if wait_s > 0:
+                    self.stuck_at = monotonic() + wait_s + _STUCK_AFTER_S
                     self._service.wakeup.wait(wait_s)
                 self._service.wakeup.clear()
             self._service.close()
@@ -174,7 +177,7 @@ class Supervisor:
         """Whether every thread lives and ticks. Safe from any thread."""
         now = monotonic()
         return self._parts.slots.are_alive and all(
-            service.thread.is_alive() and now - service.ticked_at < _STUCK_AFTER_S for service in self._services
+            service.thread.is_alive() and now < service.stuck_at for service in self._services
         )
 
     @property

@@ -1,0 +1,83 @@
+"""`amqp_connection.shut_down` takes a private attribute of pika: a version that renames it has to fail here."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+from time import monotonic
+from typing import Any
+
+import pytest
+
+from devstack.proxy import TcpProxy
+from inference_worker.amqp_connection import LIBRARY_ERRORS, close_connection, open_connection, shut_down
+from inference_worker.config import BrokerConfig, load_config
+from inference_worker.errors import BrokerUnusable
+from tests.timeouts import LONG_TIMEOUT_S
+
+pytestmark = pytest.mark.integration
+
+
+@pytest.fixture
+def broker_config(rabbitmq: Any, environment: dict[str, str]) -> BrokerConfig:
+    return load_config({**environment, "RABBITMQ_HOST": "127.0.0.1", "RABBITMQ_PORT": str(rabbitmq.port)}).broker
+
+
+def end_from_another_thread(connection: Any, blocked: Any) -> float:
+    """Call `blocked` here, shut the connection down from another thread, return how long the call took."""
+    began = threading.Event()
+
+    def cut() -> None:
+        began.wait(LONG_TIMEOUT_S)
+        shut_down(connection)
+
+    cutter = threading.Thread(target=cut)
+    cutter.start()
+    began_at = monotonic()
+    began.set()
+    with pytest.raises(LIBRARY_ERRORS):
+        blocked()
+    took_s = monotonic() - began_at
+    cutter.join()
+    return took_s
+
+
+def test_shut_down_wakes_a_pump_from_another_thread(broker_config: BrokerConfig) -> None:
+    connection = open_connection(broker_config, name="contract")
+    assert end_from_another_thread(connection, lambda: connection.process_data_events(time_limit=20)) < 5
+    assert not connection.is_open
+
+
+@pytest.mark.parametrize(
+    "blocked",
+    [
+        lambda connection, channel: channel.queue_declare("contract", passive=True),
+        lambda connection, channel: channel.basic_publish("", "contract", b"a", mandatory=True),
+        lambda connection, channel: connection.close(),
+    ],
+    ids=["declare", "confirm", "close"],
+)
+def test_shut_down_wakes_a_call_that_waits_on_a_stalled_link(
+    rabbitmq: Any, broker_config: BrokerConfig, blocked: Any
+) -> None:
+    with TcpProxy(rabbitmq.port) as proxy:
+        connection = open_connection(dataclasses.replace(broker_config, port=proxy.port), name="contract")
+        channel = connection.channel()
+        channel.confirm_delivery()
+        proxy.stall()
+        assert end_from_another_thread(connection, lambda: blocked(connection, channel)) < 5
+        assert not connection.is_open
+
+
+def test_shutting_down_twice_or_without_a_connection_does_nothing(broker_config: BrokerConfig) -> None:
+    connection = open_connection(broker_config, name="contract")
+    shut_down(None)
+    shut_down(connection)
+    shut_down(connection)
+    close_connection(connection)
+
+
+def test_a_refused_login_and_a_missing_vhost_need_a_person(broker_config: BrokerConfig) -> None:
+    for change in ({"password": "wrong"}, {"vhost": "missing"}, {"host": "no-such-host.invalid"}):
+        with pytest.raises(BrokerUnusable):
+            open_connection(dataclasses.replace(broker_config, **change), name="contract")
