@@ -11,6 +11,7 @@ from typing import Any
 
 import pika
 import pika.exceptions
+from pika.adapters.utils.connection_workflow import AMQPConnectorException
 
 from inference_worker.config import BrokerConfig
 from inference_worker.errors import BrokerError, BrokerUnusable
@@ -23,8 +24,9 @@ _STACK_TIMEOUT_S = 10.0
 #: pika would notice a dead link only after 2 x (heartbeat + 5) s, 250 s by default; the kernel within 30 s
 _TCP_OPTIONS = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": 25_000}
 
-#: what pika raises when a link or a channel is gone; an unknown host is a plain OSError
-LIBRARY_ERRORS = (pika.exceptions.AMQPError, OSError)
+#: what pika raises when a link or a channel is gone; an unknown host is a plain OSError, and a peer that accepts and
+#: says nothing an exception of pika's that is no AMQPError
+LIBRARY_ERRORS = (pika.exceptions.AMQPError, AMQPConnectorException, OSError)
 
 
 def open_connection(broker: BrokerConfig, *, name: str) -> Any:

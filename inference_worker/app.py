@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 from queue import SimpleQueue
 
-from inference_worker import __version__, amqp_connection, result_store
+from inference_worker import __version__, amqp_connection, redis_client
 from inference_worker.amqp_topology import TopologyNames
 from inference_worker.config import Config
 from inference_worker.deadlines import Bounded, Deadlines
@@ -25,13 +25,14 @@ from inference_worker.result_store import ResultStore
 from inference_worker.rmq_listener import RmqListener
 from inference_worker.slots import Slots
 from inference_worker.status_server import StatusServer
+from inference_worker.stream_store import StreamStore
 from inference_worker.supervisor import ExitCode, Parts, Supervisor
 
 logger = logging.getLogger(__name__)
 
 #: probes, scrapes and the sinks' answers: a vLLM page has 50 kB
 _SIDE_RESPONSE_BYTES = 8 * 2**20
-#: Redis connections beside one for each slot: the probe, and what a dropped one leaves behind for a moment
+#: Redis connections beside one for each slot: the probe, the stream writer, and what a dropped one leaves behind
 _SPARE_CONNECTIONS = 4
 
 
@@ -41,16 +42,17 @@ def topology_names(config: Config) -> TopologyNames:
     return TopologyNames(config.identity.queue, broker.queue_type, broker.dlx, broker.dlq, broker.dlx_routing_key)
 
 
-def open_store(config: Config) -> ResultStore:
-    """Make the result store; it connects at its first command."""
+def open_stores(config: Config) -> tuple[ResultStore, StreamStore]:
+    """Make what keeps results and streams; they connect at their first command."""
     store = config.store
-    client = result_store.open_client(
+    client = redis_client.open_client(
         store.url,
         password=store.password,
         timeout_s=store.timeout_s,
         max_connections=config.broker.prefetch + _SPARE_CONNECTIONS,
     )
-    return ResultStore(client, ttl_s=store.ttl_s, replica_id=config.identity.replica_id)
+    results = ResultStore(client, ttl_s=store.ttl_s, replica_id=config.identity.replica_id)
+    return results, StreamStore(client, ttl_s=store.ttl_s)
 
 
 def run(config: Config, signals: SimpleQueue[int]) -> ExitCode:
@@ -59,7 +61,7 @@ def run(config: Config, signals: SimpleQueue[int]) -> ExitCode:
     identity, model, broker = config.identity, config.model, config.broker
     names = topology_names(config)
     side_http = HttpClient(deadlines, Bounded.SIDE_CALL, max_response_bytes=_SIDE_RESPONSE_BYTES)
-    store = open_store(config)
+    store, streams = open_stores(config)
     health = HealthChecker(
         HealthSettings(config.health.interval_s, config.store.retry_delay_s),
         holds=holds,
@@ -89,6 +91,7 @@ def run(config: Config, signals: SimpleQueue[int]) -> ExitCode:
             ModelSettings(
                 infer_url=model.base_url + model.infer_path,
                 timeout_s=model.infer_timeout_s,
+                max_response_bytes=model.max_response_bytes,
                 api_key=model.api_key,
                 retry_status_codes=model.retry_status_codes,
                 ttft_header=model.ttft_header,
@@ -97,6 +100,7 @@ def run(config: Config, signals: SimpleQueue[int]) -> ExitCode:
             HttpClient(deadlines, Bounded.MODEL_CALL, max_response_bytes=model.max_response_bytes),
         ),
         store=store,
+        streams=streams,
         publisher=MessagePublisher(
             lambda: connect("copies"), deadlines, queue=names.queue, dlx=names.dlx, dlx_key=names.dlx_routing_key
         ),

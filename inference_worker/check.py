@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from time import monotonic
 
 from inference_worker import amqp_connection
-from inference_worker.app import open_store
+from inference_worker.app import open_stores
 from inference_worker.config import Config, effective_values
 from inference_worker.deadlines import Bounded, Deadlines
 from inference_worker.errors import WorkerError
@@ -67,7 +67,7 @@ def _try_broker(config: Config) -> str:
 
 
 def _try_store(config: Config) -> str:
-    store = open_store(config)
+    store, _ = open_stores(config)
     store.ping()
     store.close()
     return "answers PING"

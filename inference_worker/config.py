@@ -86,8 +86,32 @@ def _url(*schemes: str) -> Kind:
     return Kind(read, "must be a URL that starts with " + " or ".join(f"{scheme}://" for scheme in schemes))
 
 
-def _base_url() -> Kind:
+def _http_url() -> Kind:
     http = _url("http", "https")
+
+    def read(text: str) -> str:
+        # requests would make a Basic login of them, which takes the place of our Bearer token, and `--check` shows URLs
+        if "@" in urlsplit(text).netloc:
+            raise ValueError
+        return str(http.read(text))
+
+    return Kind(read, http.rule + ", without a user name or a password")
+
+
+def _redis_url() -> Kind:
+    url = _url("redis", "rediss")
+
+    def read(text: str) -> str:
+        # options in the URL win over our timeouts; and an unescaped ? or # in a password moves the host (R35)
+        if "?" in text or "#" in text:
+            raise ValueError
+        return str(url.read(text))
+
+    return Kind(read, url.rule + ", without options; reserved characters of a password are percent-encoded")
+
+
+def _base_url() -> Kind:
+    http = _http_url()
 
     def read(text: str) -> str:
         # a path is appended to it
@@ -95,7 +119,7 @@ def _base_url() -> Kind:
             raise ValueError
         return str(http.read(text))
 
-    return Kind(read, http.rule + " and has no query")
+    return Kind(read, http.rule + ", and has no query")
 
 
 def _model_base_url() -> Kind:
@@ -317,7 +341,7 @@ GROUPS: Final[tuple[Group, ...]] = (
             Variable(
                 "REDIS_URL",
                 "store.url",
-                _url("redis", "rediss"),
+                _redis_url(),
                 "redis://localhost:6379",
                 "Connection URL; a password in it wins over REDIS_PASSWORD",
                 secret=True,
@@ -382,14 +406,14 @@ GROUPS: Final[tuple[Group, ...]] = (
             Variable(
                 "VLLM_METRICS_URL",
                 "metrics.vllm_url",
-                _url("http", "https"),
+                _http_url(),
                 "",
                 "The model's Prometheus page; empty: MODEL_CONTAINER_URL/metrics",
             ),
             Variable(
                 "DCGM_METRICS_URL",
                 "metrics.dcgm_url",
-                _url("http", "https"),
+                _http_url(),
                 "",
                 "The DCGM exporter's page; empty: no GPU metrics",
             ),

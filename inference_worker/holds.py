@@ -49,6 +49,8 @@ class RaisedHold:
     name: HoldName
     #: unix seconds
     since: float
+    #: monotonic, the same moment
+    raised_at: float
     detail: str
     #: monotonic; not lifted before, and lifted then by `expire` when the hold is only a pause
     until: float | None = None
@@ -76,9 +78,10 @@ class Holds:
         """Stop consuming for this reason. With `for_s` the hold ends by itself after so many seconds (see `expire`)."""
         with self._lock:
             before = self._raised.get(name)
-            until = None if for_s is None else monotonic() + for_s
-            since = before.since if before else time()
-            self._raised[name] = RaisedHold(name, since, detail, until)
+            now = monotonic()
+            until = None if for_s is None else now + for_s
+            since, raised_at = (before.since, before.raised_at) if before else (time(), now)
+            self._raised[name] = RaisedHold(name, since, raised_at, detail, until)
             self.suspended.set()
         if before is None or before.detail != detail:
             extra = {"event": "hold_raised", "hold": name.value, "detail": detail}
@@ -98,7 +101,7 @@ class Holds:
             del self._raised[name]
             if not self._raised:
                 self.suspended.clear()
-        held_s = round(time() - lifted.since, 1)
+        held_s = round(monotonic() - lifted.raised_at, 1)
         extra = {"event": "hold_lifted", "hold": name.value, "held_s": held_s}
         logger.info("%s is over after %.1f s", name, held_s, extra=extra)
         self._tell()
@@ -126,4 +129,4 @@ class Holds:
     def snapshot(self) -> list[RaisedHold]:
         """List the holds, the oldest first."""
         with self._lock:
-            return sorted(self._raised.values(), key=lambda hold: hold.since)
+            return sorted(self._raised.values(), key=lambda hold: hold.raised_at)

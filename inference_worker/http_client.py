@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import socket
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from http.client import HTTPResponse, IncompleteRead
@@ -18,6 +18,7 @@ from typing import Any
 import requests
 import urllib3.connection
 import urllib3.connectionpool
+import urllib3.exceptions
 from requests.adapters import HTTPAdapter
 from requests.cookies import RequestsCookieJar
 
@@ -50,6 +51,10 @@ class HttpAnswer:
     body: bytes
     #: False: the body ended with the connection, so nothing tells whether it was cut off
     is_length_known: bool
+
+
+#: status and headers (names in lower case) → what takes the body's pieces, or None to have the body gathered
+Listen = Callable[[int, Mapping[str, str]], Callable[[bytes], None] | None]
 
 
 class _Wire:
@@ -213,11 +218,14 @@ class HttpClient:
         headers: Mapping[str, str | bytes] | None = None,
         body: bytes | None = None,
         timeout_s: float,
+        listen: Listen | None = None,
     ) -> HttpAnswer:
         """Send one request and read the whole answer.
 
         Runs on the caller's thread; can be cut off from any thread through `Deadlines`.
 
+        Shapes:  `listen` hears of the head, and may return a function that takes the pieces of the body as they come;
+                 the answer's body is empty then
         Units:   timeout_s seconds, over the whole exchange (the timeout of requests is per read)
         Raises:  HttpUnreachable, HttpTimeout, HttpIncomplete, HttpTooLarge, HttpCutOff
         Source:  design section 8
@@ -231,11 +239,11 @@ class HttpClient:
             # a host name that is none, for example; the text may hold the URL or a header
             raise HttpUnreachable(f"not a request that can be sent ({type(err).__name__})") from err
         try:
-            return self._try_once(line, prepared, ends_at)
+            return self._try_once(line, prepared, ends_at, listen)
         except _ClosedWhileIdle:
             # the server closed a kept-alive connection as the request arrived: nothing was answered, so nothing was
             # lost, and it must not cost the request a retry (R38). On a fresh connection it would be a failed attempt
-            return self._try_once(line, prepared, ends_at)
+            return self._try_once(line, prepared, ends_at, listen)
 
     def _line(self) -> _Line:
         line: _Line | None = getattr(self._lines, "line", None)
@@ -243,7 +251,9 @@ class HttpClient:
             line = self._lines.line = _Line()
         return line
 
-    def _try_once(self, line: _Line, prepared: requests.PreparedRequest, ends_at: float) -> HttpAnswer:
+    def _try_once(
+        self, line: _Line, prepared: requests.PreparedRequest, ends_at: float, listen: Listen | None
+    ) -> HttpAnswer:
         left_s = ends_at - monotonic()
         if left_s <= 0:
             raise HttpTimeout("the time for the whole exchange had run out before it began")
@@ -259,7 +269,7 @@ class HttpClient:
                     timeout=(min(_CONNECT_TIMEOUT_S, left_s), left_s),
                     allow_redirects=False,
                 ) as response:
-                    answer = self._read(response)
+                    answer = self._read(response, listen)
                 if wire.was_cut and not answer.is_length_known:
                     # our own shutdown of the socket looks like the end of such a body
                     raise ConnectionAbortedError("cut off")
@@ -267,15 +277,17 @@ class HttpClient:
             except (OSError, ValueError, urllib3.exceptions.HTTPError) as err:
                 raise self._translate(err, wire, ends_at) from err
 
-    def _read(self, response: requests.Response) -> HttpAnswer:
+    def _read(self, response: requests.Response, listen: Listen | None) -> HttpAnswer:
+        headers = {name.lower(): value for name, value in response.headers.items()}
         parts: list[bytes] = []
+        take = (listen(response.status_code, headers) if listen else None) or parts.append
         have_bytes = 0
-        for part in response.iter_content(_READ_BYTES):
-            have_bytes += len(part)
+        # read1 gives what is there; what requests offers waits until its chunk is full
+        while piece := response.raw.read1(_READ_BYTES, decode_content=True):
+            have_bytes += len(piece)
             if have_bytes > self._max_response_bytes:
                 raise HttpTooLarge(f"the answer is longer than {self._max_response_bytes} bytes")
-            parts.append(part)
-        headers = {name.lower(): value for name, value in response.headers.items()}
+            take(piece)
         is_length_known = (
             response.status_code in _WITHOUT_BODY
             or "content-length" in headers
@@ -294,7 +306,7 @@ class HttpClient:
                 return HttpUnreachable("no connection in time")
             case requests.Timeout():
                 return HttpTimeout("no answer in time")
-            case requests.exceptions.ContentDecodingError():
+            case urllib3.exceptions.DecodeError():
                 return HttpIncomplete("the answer cannot be decompressed")
             case _ if wire.is_answer_begun:
                 # silence in the middle of a body is a plain ConnectionError

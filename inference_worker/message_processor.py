@@ -9,6 +9,7 @@ Source: design sections 4 and 5.
 from __future__ import annotations
 
 import logging
+import secrets
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -55,6 +56,8 @@ from inference_worker.messages import (
 )
 from inference_worker.model_answer import Usage, read_body
 from inference_worker.model_client import ModelReply
+from inference_worker.stream_reader import ChunkSink
+from inference_worker.stream_request import wants_stream
 
 logger = logging.getLogger(__name__)
 
@@ -70,7 +73,21 @@ _TRACE_HEADERS = ("traceparent", "tracestate")
 class Model(Protocol):
     """Asks the model; never raises for what a model may do."""
 
-    def infer(self, request: InferenceRequest, *, trace: Mapping[str, str]) -> ModelReply: ...
+    def infer(
+        self, request: InferenceRequest, *, trace: Mapping[str, str], sink: ChunkSink | None = None
+    ) -> ModelReply: ...
+
+
+class AnswerStream(ChunkSink, Protocol):
+    """One attempt's entries for those who follow a streamed answer; raises StoreDown at its end."""
+
+    def end(self, kind: str, data: bytes = b"") -> None: ...
+
+
+class Streams(Protocol):
+    """Opens streams; writes nothing by that."""
+
+    def open(self, request_id: str, *, attempt: str, is_retry: bool, is_wanted: Callable[[], bool]) -> AnswerStream: ...
 
 
 class Store(Protocol):
@@ -129,6 +146,8 @@ class _Attempt:
     model_latency_s: float | None = None
     #: what the model made, until it is saved
     answer: Answered | None = None
+    #: when the request asks for a stream
+    stream: AnswerStream | None = None
     #: an outcome whose result could not be saved: nothing is done twice for it once Redis is back
     unsaved: Outcome | None = None
     written: Result | None = None
@@ -146,6 +165,7 @@ class MessageProcessor:
         *,
         model: Model,
         store: Store,
+        streams: Streams,
         publisher: Publisher,
         health: Health,
         buffer: Buffer,
@@ -156,6 +176,7 @@ class MessageProcessor:
         self._settings = settings
         self._model = model
         self._store = store
+        self._streams = streams
         self._publisher = publisher
         self._health = health
         self._buffer = buffer
@@ -189,6 +210,8 @@ class MessageProcessor:
             return Malformed(str(err), has_request_id=err.request_id is not None)
         attempt.request, attempt.request_id = request, request.request_id
         is_repeat = delivery.redelivered or delivery.retry_count > 0
+        if attempt.stream is None and wants_stream(request.payload):
+            attempt.stream = self._open_stream(delivery, request, is_repeat=is_repeat)
         if is_repeat:
             try:
                 completed = self._store.load_completed(request.request_id)
@@ -212,9 +235,17 @@ class MessageProcessor:
             return Interrupted("held")
         return self._infer(attempt, request)
 
+    def _open_stream(self, delivery: Delivery, request: InferenceRequest, *, is_repeat: bool) -> AnswerStream:
+        return self._streams.open(
+            request.request_id,
+            attempt=secrets.token_hex(4),
+            is_retry=is_repeat,
+            is_wanted=lambda: not delivery.session.ended,
+        )
+
     def _infer(self, attempt: _Attempt, request: InferenceRequest) -> Outcome:
         began_at = monotonic()
-        reply = self._model.infer(request, trace=_trace(attempt.delivery))
+        reply = self._model.infer(request, trace=_trace(attempt.delivery), sink=attempt.stream)
         attempt.model_latency_s = monotonic() - began_at
         # before anything is published: the hold must be up when the copy can come back
         self._health.report(reply)
@@ -222,7 +253,7 @@ class MessageProcessor:
             attempt.answer = reply.outcome
         return reply.outcome
 
-    def _found(self, attempt: _Attempt, completed: Completed) -> Found:
+    def _found(self, attempt: _Attempt, completed: Completed) -> Outcome:
         """Bill a result that was there already: its worker may have died between the SET and the event.
 
         Croesus drops what it has. An attempt whose session has ended leaves that to the redelivery.
@@ -231,7 +262,7 @@ class MessageProcessor:
         attempt.answer = None
         if not attempt.delivery.session.ended:
             self._bill(attempt)
-        return Found(completed.status_code)
+        return self._end_stream(attempt, completed) or Found(completed.status_code)
 
     def _store_down(self, err: StoreDown) -> StoreUnavailable:
         self._health.report_store_down(err)
@@ -308,13 +339,26 @@ class MessageProcessor:
                 if attempt.answer is not None and isinstance(result, Completed):
                     attempt.usage = attempt.answer.usage
                     self._bill(attempt)
-                return None
+                return self._end_stream(attempt, result)
             case AlreadyCompleted(completed):
                 return self._found(attempt, completed)
             case NotOurs():
                 return Interrupted("session_ended")
             case _ as unreachable:
                 assert_never(unreachable)
+
+    def _end_stream(self, attempt: _Attempt, result: Result) -> Outcome | None:
+        """Tell those who follow the stream that its result is stored; after the SET, so that they can read it."""
+        if attempt.stream is None:
+            return None
+        try:
+            if isinstance(result, Completed):
+                attempt.stream.end("done")
+            else:
+                attempt.stream.end("failed", encode_result(result))
+        except StoreDown as err:
+            return self._store_down(err)
+        return None
 
     def _keep_answer(self, attempt: _Attempt) -> None:
         if attempt.answer is not None and attempt.written is None and attempt.request_id is not None:
@@ -414,7 +458,7 @@ class MessageProcessor:
                 error_type=written.error_type.value if isinstance(written, Failed) else None,
                 disposition=disposition,
                 retry_count=attempt.delivery.retry_count,
-                streamed=False,
+                streamed=attempt.stream is not None,
                 prompt_tokens=usage.prompt_tokens if usage else None,
                 completion_tokens=usage.completion_tokens if usage else None,
                 total_tokens=usage.total_tokens if usage else None,

@@ -7,17 +7,23 @@ Source: design section 8.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from http.client import responses
-from typing import Protocol
+from typing import Protocol, assert_never
 from urllib.parse import quote
 
 from inference_worker.disposition import Answered, Interrupted, InvalidAnswer, ModelError, Outcome, Unavailable
 from inference_worker.errors import HttpCutOff, HttpError, HttpIncomplete, HttpTimeout, HttpTooLarge, HttpUnreachable
 from inference_worker.messages import InferenceRequest
 from inference_worker.model_answer import BodyFacts, BodyKind, Timings, read_body, to_seconds
+from inference_worker.model_stream import StreamEnd
+from inference_worker.stream_reader import ChunkSink, StreamReader
+from inference_worker.stream_request import with_usage
+
+_ABORTED = "the model broke the answer off (finish_reason abort): it is going away"
+_CUT_OFF = "the answer was cut off"
 
 
 class Sign(StrEnum):
@@ -66,7 +72,14 @@ class Exchange(Protocol):
     """One bounded HTTP exchange; raises a subclass of HttpError when there is no whole answer."""
 
     def exchange(
-        self, method: str, url: str, *, headers: Mapping[str, str | bytes], body: bytes | None, timeout_s: float
+        self,
+        method: str,
+        url: str,
+        *,
+        headers: Mapping[str, str | bytes],
+        body: bytes | None,
+        timeout_s: float,
+        listen: Callable[[int, Mapping[str, str]], Callable[[bytes], None] | None] | None = None,
     ) -> Answer: ...
 
 
@@ -77,6 +90,7 @@ class ModelSettings:
     infer_url: str
     timeout_s: float
     api_key: str
+    max_response_bytes: int
     retry_status_codes: frozenset[int]
     #: headers with milliseconds, in lower case
     ttft_header: str
@@ -93,26 +107,41 @@ class ModelClient:
         if settings.api_key:
             self._headers["Authorization"] = f"Bearer {settings.api_key}"
 
-    def infer(self, request: InferenceRequest, *, trace: Mapping[str, str]) -> ModelReply:
+    def infer(
+        self, request: InferenceRequest, *, trace: Mapping[str, str], sink: ChunkSink | None = None
+    ) -> ModelReply:
         """Send one request to the model and read the whole answer.
 
         Runs on a slot thread; can be cut off from any thread.
 
-        Shapes:  the payload goes out byte for byte; trace holds `traceparent` and `tracestate`, where there are any
+        Shapes:  the payload goes out byte for byte, but for `include_usage` in a stream; trace holds `traceparent` and
+                 `tracestate`, where there are any; a sink is given when the request asks for a stream
         Source:  design section 8; the outcomes are rows of section 5
         """
-        headers = {**self._headers, **trace, "X-Request-Id": _attempt_id(request.request_id)}
+        attempt = sink.attempt if sink else secrets.token_hex(4)
+        headers = {**self._headers, **trace, "X-Request-Id": _attempt_id(request.request_id, attempt)}
+        if sink is None:
+            reader, body = None, request.payload
+        else:
+            reader, body = (
+                StreamReader(sink, max_body_bytes=self._settings.max_response_bytes),
+                with_usage(request.payload),
+            )
         try:
             answer = self._http.exchange(
                 "POST",
                 self._settings.infer_url,
                 headers=headers,
-                body=request.payload,
+                body=body,
                 timeout_s=self._settings.timeout_s,
+                listen=reader.listen if reader else None,
             )
         except HttpError as err:
-            return _reply_without_answer(err)
-        return self._read(answer)
+            # what follows `[DONE]` is of no interest, be it a cut
+            if reader is None or not reader.is_done or isinstance(err, HttpCutOff):
+                return _reply_without_answer(err)
+            return self._read_stream(reader)
+        return self._read_stream(reader) if reader and reader.is_streaming else self._read(answer)
 
     def _read(self, answer: Answer) -> ModelReply:
         status = answer.status_code
@@ -133,11 +162,10 @@ class ModelClient:
                 return ModelReply(Answered(answer.status_code, answer.body, facts.usage, timings), Sign.WELL)
             case BodyKind.ABORTED:
                 # a vLLM told to stop answers what runs with 200 and a cut-off text; it refuses connections next
-                detail = "the model broke the answer off (finish_reason abort): it is going away"
-                return ModelReply(Unavailable(detail), Sign.LEAVING, detail)
-            case BodyKind.TRUNCATED if not answer.is_length_known:
-                detail = "the answer was cut off"
-                return ModelReply(Unavailable(detail), Sign.SUSPECT, detail)
+                return ModelReply(Unavailable(_ABORTED), Sign.LEAVING, _ABORTED)
+            case BodyKind.TRUNCATED if not answer.is_length_known or "content-encoding" in answer.headers:
+                # a compressed body that stops short has the right length and inflates without an error
+                return ModelReply(Unavailable(_CUT_OFF), Sign.SUSPECT, _CUT_OFF)
             case BodyKind.ERROR:
                 said = f": {facts.error_message}" if facts.error_message else ""
                 error = f"the model answered {answer.status_code} with an error{said}"
@@ -146,6 +174,36 @@ class ModelClient:
             case BodyKind.NO_JSON | BodyKind.TRUNCATED:
                 error = f"the model answered {answer.status_code} with a body that is no JSON"
         return ModelReply(InvalidAnswer(error), Sign.WELL)
+
+    def _read_stream(self, reader: StreamReader) -> ModelReply:
+        """Take the assembled answer for what an unstreamed one would be."""
+        assembled = reader.assembly.finish()
+        match assembled.end:
+            case StreamEnd.COMPLETE:
+                assert assembled.body is not None
+                facts = read_body(assembled.body)
+                timings = self._timings(reader.headers, facts.timings)
+                timings = Timings(
+                    reader.ttft_s if timings.ttft_s is None else timings.ttft_s,
+                    reader.tbt_s if timings.tbt_s is None else timings.tbt_s,
+                )
+                return ModelReply(Answered(reader.status_code, assembled.body, facts.usage, timings), Sign.WELL)
+            case StreamEnd.ABORTED:
+                return ModelReply(Unavailable(_ABORTED), Sign.LEAVING, _ABORTED)
+            case StreamEnd.CUT_OFF:
+                return ModelReply(Unavailable(_CUT_OFF), Sign.SUSPECT, _CUT_OFF)
+            case StreamEnd.ERROR:
+                assert assembled.error is not None
+                status = assembled.error.status_code
+                error = assembled.error.message or f"the model's stream ended with the error {status}"
+                sign = Sign.SUSPECT if status >= 500 else Sign.WELL
+                return ModelReply(ModelError(status, error, assembled.error.body), sign, f"the stream said {status}")
+            case StreamEnd.EMPTY:
+                return ModelReply(InvalidAnswer("the model's stream held nothing"), Sign.WELL)
+            case StreamEnd.INVALID:
+                return ModelReply(InvalidAnswer(f"the model's stream is none: {assembled.problem}"), Sign.WELL)
+            case _ as unreachable:
+                assert_never(unreachable)
 
     def _timings(self, headers: Mapping[str, str], from_body: Timings) -> Timings:
         ttft_s = to_seconds(headers.get(self._settings.ttft_header))
@@ -180,10 +238,10 @@ def _reply_without_answer(err: HttpError) -> ModelReply:
             raise err
 
 
-def _attempt_id(request_id: str) -> bytes:
+def _attempt_id(request_id: str, attempt: str) -> bytes:
     """Make the id unique to this attempt: a server that still runs the first one refuses the same id twice (R49)."""
     plain = request_id if request_id.isascii() else quote(request_id)
-    return f"{plain}-{secrets.token_hex(4)}".encode("ascii")
+    return f"{plain}-{attempt}".encode("ascii")
 
 
 def _retry_after_s(value: str | None) -> float | None:

@@ -1,286 +1,26 @@
-"""A streamed answer: server-sent events, the payload that asks for them, and one `chat.completion` out of many chunks.
+"""A streamed answer: the chunks that a model server sends, and one completion out of many of them.
 
 Pure: any thread, no I/O, no clock. Knows how OpenAI, vLLM and their like write a stream; not HTTP, not what becomes of
 the answer. JSON values are kept as the bytes that came, strings too: two JSON strings are joined by joining what is
 between their quotes. So a number is never rounded, and halves of a surrogate pair that come in two chunks meet again.
-Sources: design section 8 "Streaming"; the WHATWG's HTML standard, section 9.2 (server-sent events); field report R42.
+Source: design section 8 "Streaming".
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from enum import StrEnum
 
 import msgspec
 
 from inference_worker.errors import HttpTooLarge
-from inference_worker.json_text import has_surrogate_escape, is_json
+from inference_worker.json_spans import NotJson, checked_members_of, decode_name, elements_of, members_of
 from inference_worker.model_answer import read_body
 
 _NULL = b"null"
 _EMPTY_STRING = b'""'
-
-# -- server-sent events -----------------------------------------------------------------------------------------------
-
-_BOM = b"\xef\xbb\xbf"
-_LINE_END = re.compile(rb"\r\n|\n|\r")
-
-
-class EventStreamParser:
-    """Takes an event stream apart, however it was cut into pieces. Owned by one thread; of no use after an error."""
-
-    def __init__(self, *, max_event_bytes: int) -> None:
-        self._max_event_bytes = max_event_bytes
-        #: what may become a BOM; None once the stream has begun
-        self._head: bytearray | None = bytearray()
-        #: a line whose end has not come
-        self._line = bytearray()
-        #: the last byte was a CR, which ended a line: an LF now belongs to it
-        self._is_after_cr = False
-        #: data lines of the event that is not over; None when it has none
-        self._data: bytearray | None = None
-
-    def feed(self, data: bytes) -> list[bytes]:
-        r"""Take the next bytes, and return the data of each event that they complete.
-
-        Shapes:  several `data` lines are joined by \n; an event without one is none; `event`, `id` and `retry` are
-                 skipped; UTF-8 is not looked at
-        Raises:  HttpTooLarge (one line, or the data of one event, is longer than max_event_bytes)
-        Source:  HTML standard, section 9.2.6
-        """
-        data = self._after_bom(data)
-        if data and self._is_after_cr:
-            data = data.removeprefix(b"\n")
-            self._is_after_cr = False
-        if not data:
-            return []
-        self._is_after_cr = data.endswith(b"\r")
-        *lines, rest = _LINE_END.split(data)
-        events: list[bytes] = []
-        for line in lines:
-            if self._line:
-                self._line += line
-                line = bytes(self._line)
-                self._line.clear()
-            self._check(len(line))
-            if line:
-                self._read_field(line)
-            elif self._data is not None:
-                events.append(bytes(self._data))
-                self._data = None
-        self._line += rest
-        self._check(len(self._line))
-        return events
-
-    def _after_bom(self, data: bytes) -> bytes:
-        if self._head is None:
-            return data
-        self._head += data
-        if len(self._head) < len(_BOM) and _BOM.startswith(self._head):
-            return b""
-        begun = bytes(self._head).removeprefix(_BOM)
-        self._head = None
-        return begun
-
-    def _read_field(self, line: bytes) -> None:
-        name, _, value = line.partition(b":")
-        if name != b"data":
-            return
-        value = value.removeprefix(b" ")
-        if self._data is None:
-            self._data = bytearray(value)
-        else:
-            self._data += b"\n" + value
-        self._check(len(self._data))
-
-    def _check(self, have_bytes: int) -> None:
-        if have_bytes > self._max_event_bytes:
-            raise HttpTooLarge(f"an event of the stream is longer than {self._max_event_bytes} bytes")
-
-
-# -- looking into JSON without parsing it -----------------------------------------------------------------------------
-
-_SPACE = re.compile(rb"[ \t\r\n]*+")
-_STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
-_SCALAR = re.compile(rb"[^\s,:\[\]{}\"]++")
-#: the next bracket inside a value, with all before it, strings whole: depth is counted and not recursed into (R46)
-_NESTED = re.compile(rb'(?:[^"{}\[\]]++|"[^"\\]*+(?:\\.[^"\\]*+)*+")*+[{}\[\]]', re.DOTALL)
-
-
-class _NotJson(Exception):
-    """Never leaves this file."""
-
-
-def _space_end(text: bytes, at: int) -> int:
-    match = _SPACE.match(text, at)
-    return match.end() if match else at
-
-
-def _value_end(text: bytes, start: int) -> int:
-    sign = text[start : start + 1]
-    if sign not in (b"{", b"["):
-        match = (_STRING if sign == b'"' else _SCALAR).match(text, start)
-        if match is None:
-            raise _NotJson
-        return match.end()
-    depth = 0
-    while match := _NESTED.match(text, start):
-        start = match.end()
-        depth += 1 if text[start - 1] in b"{[" else -1
-        if depth == 0:
-            return start
-    raise _NotJson
-
-
-def _spans(text: bytes, start: int, closing: bytes) -> Iterator[tuple[bytes, int, int]]:
-    """Walk the members of the object, or the elements of the array, at `start`: (name, start of the value, its end).
-
-    Shapes:  the text has been checked to be JSON; of an element the name is b""
-    Raises:  _NotJson, where a text that was not checked makes no sense
-    """
-    at = _space_end(text, start + 1)
-    while text[at : at + 1] != closing:
-        name = b""
-        if closing == b"}":
-            match = _STRING.match(text, at)
-            if match is None:
-                raise _NotJson
-            name, at = match.group(), _space_end(text, match.end())
-            if text[at : at + 1] != b":":
-                raise _NotJson
-            at = _space_end(text, at + 1)
-        end = _value_end(text, at)
-        yield name, at, end
-        at = _space_end(text, end)
-        if text[at : at + 1] == b",":
-            at = _space_end(text, at + 1)
-        elif text[at : at + 1] != closing:
-            raise _NotJson
-
-
-def _decode_name(raw: bytes) -> str:
-    try:
-        name: str = json.loads(raw.decode())
-    except ValueError as err:
-        raise _NotJson from err
-    return name
-
-
-def _last_span(text: bytes, start: int, wanted: str) -> tuple[tuple[int, int] | None, int | None]:
-    """Find the member that counts, the last of its name, and where the last member of all ends."""
-    found, end_of_all = None, None
-    for name, at, end in _spans(text, start, b"}"):
-        end_of_all = end
-        if _decode_name(name) == wanted:
-            found = (at, end)
-    return found, end_of_all
-
-
-_OBJECT_DECODER = msgspec.json.Decoder(dict[str, msgspec.Raw])
-_ARRAY_DECODER = msgspec.json.Decoder(list[msgspec.Raw])
-
-
-def _members(raw: bytes | msgspec.Raw) -> Mapping[str, bytes | msgspec.Raw]:
-    """Take an object apart; of a name given twice the last counts. The bytes have been checked to be JSON.
-
-    Raises:  _NotJson (it is no object)
-    """
-    try:
-        return _OBJECT_DECODER.decode(raw)
-    except msgspec.ValidationError as err:
-        raise _NotJson from err
-    except msgspec.DecodeError as err:
-        # a lone surrogate escape: legal grammar, but not for msgspec (R45)
-        text = bytes(raw).strip()
-        if not text.startswith(b"{"):
-            raise _NotJson from err
-        return {_decode_name(name): text[at:end] for name, at, end in _spans(text, 0, b"}")}
-
-
-def _elements(raw: bytes | msgspec.Raw) -> list[msgspec.Raw] | list[bytes]:
-    """Take an array apart, as `_members` does an object; null has no elements."""
-    text = bytes(raw)
-    if text == _NULL:
-        return []
-    if not text.startswith(b"["):
-        raise _NotJson
-    try:
-        return _ARRAY_DECODER.decode(text)
-    except msgspec.DecodeError:
-        return [text[at:end] for _, at, end in _spans(text, 0, b"]")]
-
-
-# -- the payload ------------------------------------------------------------------------------------------------------
-
-
-class _Asked(msgspec.Struct):
-    stream: msgspec.Raw = msgspec.Raw(b"")
-
-
-_ASKED_DECODER = msgspec.json.Decoder(_Asked)
-
-
-def wants_stream(payload: bytes) -> bool:
-    """Tell whether the payload asks for a stream: `stream` is exactly true, by the last of its occurrences.
-
-    False for "true" and 1, although vLLM streams for them (R42), and for what is no JSON object.
-    """
-    if b"stream" not in payload and b"\\u" not in payload:
-        return False
-    try:
-        return bytes(_ASKED_DECODER.decode(payload).stream) == b"true"
-    except RecursionError:
-        return False
-    except msgspec.DecodeError:
-        return _wants_stream_at_second_look(payload)
-
-
-def _wants_stream_at_second_look(payload: bytes) -> bool:
-    try:
-        text = payload.decode()
-    except UnicodeDecodeError:
-        return False
-    start = _space_end(payload, 0)
-    if payload[start : start + 1] != b"{" or not has_surrogate_escape(text) or not is_json(text):
-        return False
-    span, _ = _last_span(payload, start, "stream")
-    return span is not None and payload[span[0] : span[1]] == b"true"
-
-
-def with_usage(payload: bytes) -> bytes:
-    """Return the payload with `stream_options.include_usage` true, without which nothing could be billed.
-
-    Shapes:  the payload is a JSON object; every byte of it outside of that member stays; the same object comes back
-             when it is true already (and when the payload is no JSON object: then the model decides)
-    Source:  design section 8
-    """
-    start = _space_end(payload, 0)
-    if payload[start : start + 1] != b"{":
-        return payload
-    try:
-        options, end_of_all = _last_span(payload, start, "stream_options")
-        if options is None:
-            return _insert(payload, start, end_of_all, b'"stream_options":{"include_usage":true}')
-        at, end = options
-        if payload[at : at + 1] != b"{":
-            return payload[:at] + b'{"include_usage":true}' + payload[end:]
-        usage, end_of_all = _last_span(payload, at, "include_usage")
-    except _NotJson:
-        return payload
-    if usage is None:
-        return _insert(payload, at, end_of_all, b'"include_usage":true')
-    at, end = usage
-    return payload if payload[at:end] == b"true" else payload[:at] + b"true" + payload[end:]
-
-
-def _insert(payload: bytes, start: int, end_of_all: int | None, member: bytes) -> bytes:
-    """Put one more member behind the last one of the object at `start`."""
-    if end_of_all is None:
-        return payload[: start + 1] + member + payload[start + 1 :]
-    return payload[:end_of_all] + b"," + member + payload[end_of_all:]
-
 
 # -- what the chunks say ----------------------------------------------------------------------------------------------
 
@@ -429,7 +169,7 @@ class _Merged:
             if not isinstance(old, _Merged):
                 grown += self._replace(name, b"")
                 old = self.members[name] = _Merged(self._depth + 1)
-            return grown + old.add_all(_members(raw))
+            return grown + old.add_all(members_of(raw))
         return grown + self._replace(name, raw)
 
     def add_all(self, members: Mapping[str, bytes | msgspec.Raw]) -> int:
@@ -467,7 +207,7 @@ class _ToolCalls:
         return len(self._calls)
 
     def add(self, raw: bytes | msgspec.Raw) -> int:
-        piece = _members(raw)
+        piece = members_of(raw)
         index = self._last = self._find_index(piece)
         grown = 0
         if index not in self._calls:
@@ -496,7 +236,7 @@ class _ToolCalls:
 
     @staticmethod
     def _add_function(call: _Merged, raw: bytes, *, is_repeated: bool) -> int:
-        function = dict(_members(raw))
+        function = dict(members_of(raw))
         known = call.members.get("function")
         if not isinstance(known, _Merged):
             known = call.members["function"] = _Merged(1)
@@ -559,11 +299,11 @@ class _Choice:
         grown = 0
         if delta == _NULL:
             return 0
-        for name, value in _members(delta).items():
+        for name, value in members_of(delta).items():
             raw = bytes(value)
             if name == "tool_calls":
                 grown += self._message.add(name, _NULL if raw == _NULL else b"[]", in_pieces=False)
-                for call in _elements(raw):
+                for call in elements_of(raw):
                     grown += self._calls.add(call)
                     self.has_token = True
                 continue
@@ -631,7 +371,7 @@ class Assembly:
         if data.strip() == b"[DONE]":
             return ChunkFacts(ChunkKind.DONE)
         try:
-            chunk = _decode_chunk(data)
+            chunk = checked_members_of(data)
             if _is_error(chunk):
                 return ChunkFacts(ChunkKind.ERROR, error=_read_error(data, chunk))
             return self._add_chunk(chunk)
@@ -639,7 +379,7 @@ class Assembly:
             return ChunkFacts(ChunkKind.INVALID, problem="a chunk of the stream is not UTF-8")
         except RecursionError:
             return ChunkFacts(ChunkKind.INVALID, problem="a chunk of the stream is nested too deeply")
-        except _NotJson:
+        except NotJson:
             return ChunkFacts(ChunkKind.INVALID, problem="a chunk of the stream is no JSON object or no chunk")
 
     def _add_chunk(self, chunk: Mapping[str, bytes | msgspec.Raw]) -> ChunkFacts:
@@ -651,7 +391,7 @@ class Assembly:
                 continue
             # keeps its place
             grown += self._fields.add(name, _NULL)
-            for piece in map(_members, _elements(value)):
+            for piece in map(members_of, elements_of(value)):
                 index = _read_index(piece)
                 if index not in self._choices:
                     self._choices[index] = _Choice()
@@ -700,21 +440,10 @@ class Assembly:
         return _encode_object(members)
 
 
-def _decode_chunk(data: bytes) -> Mapping[str, bytes | msgspec.Raw]:
-    # msgspec does not look at the bytes of what it keeps raw
-    text = data.decode()
-    try:
-        return _OBJECT_DECODER.decode(data)
-    except msgspec.DecodeError as err:
-        if not has_surrogate_escape(text) or not is_json(text):
-            raise _NotJson from err
-        return _members(data)
-
-
 def _read_index(choice: Mapping[str, bytes | msgspec.Raw]) -> int:
     raw = bytes(choice.get("index", b"0"))
     if not _INDEX.fullmatch(raw):
-        raise _NotJson
+        raise NotJson
     return int(raw)
 
 
@@ -722,13 +451,13 @@ def _is_error(chunk: Mapping[str, bytes | msgspec.Raw]) -> bool:
     if bytes(chunk.get("error", _NULL)) != _NULL:
         return True
     said = bytes(chunk.get("object", _NULL))
-    return said.startswith(b'"') and _decode_name(said) == "error"
+    return said.startswith(b'"') and decode_name(said) == "error"
 
 
 def _read_error(data: bytes, chunk: Mapping[str, bytes | msgspec.Raw]) -> StreamError:
     codes = [bytes(chunk.get("code", b""))]
     error = bytes(chunk.get("error", _NULL))
     if error.startswith(b"{"):
-        codes.insert(0, bytes(_members(error).get("code", b"")))
+        codes.insert(0, bytes(members_of(error).get("code", b"")))
     status_codes = [int(code) for code in (raw.strip(b'"') for raw in codes) if re.fullmatch(rb"[45]\d\d", code)]
     return StreamError(status_codes[0] if status_codes else 500, read_body(data).error_message, data)

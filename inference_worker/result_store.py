@@ -1,45 +1,22 @@
 """Results in Redis: keys, TTLs, and writes that never overwrite a `completed` result.
 
-Runs on slot threads and, for the probe, on the health thread. The only file that knows redis. Every error of the
-library, whatever its class, means one thing to its callers: Redis cannot be read or written (field report R34).
+Runs on slot threads and, for the probe, on the health thread. Knows redis.
 """
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import redis
-from redis.backoff import NoBackoff
-from redis.retry import Retry
 
-from inference_worker.errors import StoreDown, StoreLoginRefused
+from inference_worker.errors import StoreDown
 from inference_worker.messages import AlreadyCompleted, Completed, NotOurs, Saved, SaveOutcome, decode_completed
-
-logger = logging.getLogger(__name__)
+from inference_worker.redis_client import translated
 
 #: how often a `failed` value may change under us before we take the store for unusable
 _WATCH_TRIES = 5
 _PROBE_TTL_MS = 1
-
-
-def open_client(url: str, *, password: str, timeout_s: float, max_connections: int) -> redis.Redis:
-    """Make a client that gives a command up within `timeout_s`, the one retry on a dropped connection included.
-
-    A password in the URL wins over `password`, which is never pasted into a URL; empty means no AUTH.
-    """
-    return redis.Redis.from_url(
-        url,
-        password=password or None,
-        socket_timeout=timeout_s / 2,
-        socket_connect_timeout=timeout_s / 2,
-        # the library's default is 10 retries: one SET on a refused port took 4 s. A timeout is not tried again
-        retry=Retry(NoBackoff(), 1, supported_errors=(redis.ConnectionError,)),
-        max_connections=max_connections,
-        socket_keepalive=True,
-    )
 
 
 class ResultStore:
@@ -121,34 +98,5 @@ class ResultStore:
         self._client.close()
 
 
-@contextmanager
-def translated(client: Any) -> Iterator[None]:
-    """Turn the library's errors into ours.
-
-    Raises:  StoreDown, StoreLoginRefused
-    """
-    try:
-        yield
-    except redis.AuthenticationError as err:
-        raise StoreLoginRefused("Redis refuses the login (REDIS_PASSWORD or the one in REDIS_URL)") from err
-    except (redis.RedisError, OSError) as err:
-        # after a failover the kept connections lead to a demoted node: dropped, the name is resolved again (R32)
-        client.connection_pool.disconnect(inuse_connections=False)
-        raise StoreDown(_describe(err)) from err
-
-
 def _key(request_id: str) -> str:
     return f"infer_resp:{request_id}"
-
-
-def _describe(err: Exception) -> str:
-    """Name the error without its text where that could hold a value; Redis' own error codes are safe and say most."""
-    match err:
-        case redis.TimeoutError():
-            return "no answer in time"
-        case redis.ConnectionError():
-            return "no connection"
-        case redis.ResponseError():
-            return f"refused: {str(err)[:120]}"
-        case _:
-            return type(err).__name__

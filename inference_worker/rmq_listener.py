@@ -171,7 +171,9 @@ class RmqListener:
             self._channel.basic_qos(prefetch_count=self._prefetch)
         except (BrokerError, *LIBRARY_ERRORS) as err:
             self._report_failure(err)
-            self._shut_down()
+            if self._connection is not None:
+                # left to the garbage collector, its sockets would pile up over a long outage
+                close_connection(self._connection)
             self._connection = None
             return self._schedule_retry(monotonic())
         number = self._session.number + 1

@@ -1,7 +1,7 @@
 """A streamed answer in Redis as it is made: the Redis Stream `infer_stream:<request_id>`.
 
-Entries are appended on slot threads, and on one thread, `stream-writer`, what was gathered meanwhile: the first chunk at
-once, later ones within 50 ms, so at most 20 writes a second for each stream. Knows redis, as does `result_store`.
+Slot threads append; what is gathered meanwhile is written by one thread, `stream-writer`: the first chunk at once,
+later ones within 50 ms, so at most 20 writes a second for each stream. Knows redis.
 Source: design section 8 "Streaming".
 """
 
@@ -18,7 +18,7 @@ from typing import Any
 import redis
 
 from inference_worker.errors import StoreDown
-from inference_worker.result_store import translated
+from inference_worker.redis_client import translated
 
 logger = logging.getLogger(__name__)
 
@@ -39,32 +39,40 @@ class AnswerStream:
     ) -> None:
         self._store = store
         self._key = key
-        self._attempt = attempt
+        #: 8 hexadecimal digits, another one in every attempt
+        self.attempt = attempt
         #: false once the attempt's session has ended: another one writes now
         self._is_wanted = is_wanted
         self._lock = threading.Lock()
         self._chunks: list[bytes] = []
         self._opening: list[dict[str, bytes | str]] = [self._entry("restart")] if is_retry else []
         self._wrote_at = float("-inf")
+        #: the writer will flush: until then nobody else writes, but for the end
+        self._is_scheduled = False
 
     def append(self, chunk: bytes) -> None:
         """Add one of the model's chunks, a JSON text. Written at once when nothing was for 50 ms, else soon."""
         with self._lock:
-            is_first_waiting = not self._chunks
             self._chunks.append(chunk)
+            if self._is_scheduled:
+                return
             due_at = self._wrote_at + _GATHER_S
-        if due_at <= monotonic():
+            is_due = due_at <= monotonic()
+            self._is_scheduled = not is_due
+        if is_due:
             self.flush()
-        elif is_first_waiting:
+        else:
             self._store.flush_at(due_at, self)
 
     def flush(self) -> None:
         """Write what was gathered. What Redis does not take now stays, and goes with the next write."""
+        self._is_scheduled = False
         try:
             self._write([])
         except StoreDown as err:
             extra = {"event": "stream_write_failed"}
             logger.debug("a stream's chunks wait for Redis: %s", err, extra=extra)
+            self._is_scheduled = True
             self._store.flush_at(monotonic() + _PAUSE_AFTER_FAILURE_S, self)
 
     def end(self, kind: str, data: bytes = b"") -> None:
@@ -88,7 +96,7 @@ class AnswerStream:
             self._opening.clear()
 
     def _entry(self, kind: str, data: bytes = b"") -> dict[str, bytes | str]:
-        return {"type": kind, "attempt": self._attempt, "data": data}
+        return {"type": kind, "attempt": self.attempt, "data": data}
 
 
 class StreamStore:

@@ -145,6 +145,7 @@ class Supervisor:
         deadlines: Deadlines,
         cut_off: Callable[[], None],
         grace_s: float,
+        cut_off_limit_s: float = _CUT_OFF_LIMIT_S,
     ) -> None:
         self._parts = parts
         self._signals = signals
@@ -152,6 +153,7 @@ class Supervisor:
         self._deadlines = deadlines
         self._cut_off = cut_off
         self._grace_s = grace_s
+        self._cut_off_limit_s = cut_off_limit_s
         self._listener = _ServiceThread(parts.listener)
         self._health = _ServiceThread(parts.health)
         self._reporter = _ServiceThread(parts.reporter)
@@ -205,7 +207,7 @@ class Supervisor:
             logger.warning("cutting %d requests off; they go back to the queue", in_work, extra=extra)
             self._cut_off()
             self._deadlines.end(Bounded.MODEL_CALL)
-            is_settled = self._wait(lambda: self._is_idle, _CUT_OFF_LIMIT_S)
+            is_settled = self._wait(lambda: self._is_idle, self._cut_off_limit_s)
         self._parts.slots.stop()
         self._end(self._listener, _LISTENER_CLOSE_S)
         self._end(self._health, _WATCH_S)
@@ -239,4 +241,7 @@ class Supervisor:
 
     def _end(self, service: _ServiceThread, limit_s: float) -> None:
         service.ask_to_stop()
-        self._wait(lambda: not service.thread.is_alive(), limit_s)
+        ends_at = monotonic() + limit_s
+        while service.thread.is_alive() and monotonic() < ends_at:
+            service.thread.join(_WATCH_S)
+            self._deadlines.cut_overdue(monotonic())

@@ -24,6 +24,10 @@ _TLS = Path(__file__).parent / "tls"
 CERTIFICATE = _TLS / "localhost-certificate.pem"
 
 
+#: five seconds
+_TRICKLED_BYTES = 250
+
+
 class Do(Enum):
     """What a reply can do beside saying bytes."""
 
@@ -33,7 +37,7 @@ class Do(Enum):
     RESET = "reset"
     #: say nothing more until the client hangs up
     STALL = "stall"
-    #: say one space every 20 ms until the client hangs up
+    #: say one space every 20 ms until the client hangs up, or has had far too much patience
     TRICKLE = "trickle"
 
 
@@ -186,9 +190,10 @@ class HttpServer:
                 return connection.recv(1) != b""
             case Do.TRICKLE:
                 connection.settimeout(0.02)
-                while True:
+                for _ in range(_TRICKLED_BYTES):
                     try:
                         return connection.recv(1) != b""
                     except TimeoutError:
                         connection.sendall(b" ")
+                return False
         return True

@@ -21,7 +21,8 @@ from inference_worker.messages import (
     Saved,
     encode_result,
 )
-from inference_worker.result_store import ResultStore, open_client
+from inference_worker.redis_client import open_client
+from inference_worker.result_store import ResultStore
 
 KEY = "infer_resp:r-1"
 BODY = b'{"choices": [{"n": 1}]}'

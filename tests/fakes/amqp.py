@@ -133,6 +133,8 @@ class FakeBroker:
         self.calls: list[Call] = []
         #: raised by the next connects, one each
         self.connect_errors: deque[Exception] = deque()
+        #: called with each message that is acked, at that moment
+        self.on_ack: Callable[[Message], None] = lambda _: None
         #: a user without configure right
         self.may_configure = True
         self.max_message_bytes = 16 * 2**20
@@ -295,6 +297,8 @@ class FakeBroker:
             self._put_back(unacked)
         elif dead_letter:
             self._dead_letter(unacked)
+        else:
+            self.on_ack(unacked.message)
         self._feed()
 
     def _put_back(self, unacked: _Unacked) -> None:

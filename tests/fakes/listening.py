@@ -25,7 +25,9 @@ LATER_S = 100.0
 class ListenerBench:
     """Slots begin what they are given and end it when `may_end` is set; the test hands the settlements in."""
 
-    def __init__(self, *, prefetch: int = 2, slot_count: int | None = None) -> None:
+    def __init__(
+        self, *, prefetch: int = 2, slot_count: int | None = None, work: Callable[[Delivery], None] | None = None
+    ) -> None:
         self.broker = FakeBroker()
         self.holds = Holds()
         self.deadlines = Deadlines()
@@ -33,7 +35,7 @@ class ListenerBench:
         self.may_end = threading.Event()
         self.may_end.set()
         self._begun_changed = threading.Condition()
-        self.slots = Slots(slot_count or prefetch, self._work)
+        self.slots = Slots(slot_count or prefetch, work or self._work)
         self.slots.start()
         self.listener = RmqListener(
             NAMES,

@@ -29,6 +29,8 @@ from inference_worker.messages import Completed, InferenceRequest, SaveOutcome
 from inference_worker.model_answer import Timings, Usage
 from inference_worker.model_client import ModelReply, Sign
 from inference_worker.result_store import ResultStore
+from inference_worker.stream_reader import ChunkSink
+from inference_worker.stream_store import StreamStore
 
 ANSWER_BODY = b'{"id": "c-1", "choices": [], "usage": {"prompt_tokens": 3, "completion_tokens": 4}}'
 ANSWER = Answered(200, ANSWER_BODY, Usage(3, 4), Timings(0.5, 0.25))
@@ -83,9 +85,15 @@ class FakeModel:
         self.traces: list[Mapping[str, str]] = []
         #: called in the middle of a call
         self.meanwhile: Callable[[], None] = lambda: None
+        #: what a streamed request is sent on the way
+        self.chunks: list[bytes] = []
 
-    def infer(self, request: InferenceRequest, *, trace: Mapping[str, str]) -> ModelReply:
+    def infer(
+        self, request: InferenceRequest, *, trace: Mapping[str, str], sink: ChunkSink | None = None
+    ) -> ModelReply:
         self._journal.append("infer")
+        for chunk in self.chunks if sink else ():
+            sink.append(chunk)
         self.requests.append(request)
         self.traces.append(trace)
         self.meanwhile()
@@ -212,6 +220,7 @@ class Bench:
         self.holds = Holds()
         self.model = FakeModel(self.journal)
         self.store = JournalStore(self.journal, self.redis)
+        self.streams = StreamStore(fakeredis.FakeStrictRedis(server=self.redis), ttl_s=60)
         self.publisher = FakePublisher(self.journal)
         self.health = RecordingHealth(self.journal, self.holds)
         self.buffer = RecordingBuffer(self.journal)
@@ -228,6 +237,7 @@ class Bench:
             ),
             model=self.model,
             store=self.store,
+            streams=self.streams,
             publisher=self.publisher,
             health=self.health,
             buffer=self.buffer,

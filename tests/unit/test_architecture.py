@@ -18,19 +18,20 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("__init__",),
     # words: no I/O, no clock, no threads
     ("errors", "json_text"),
-    ("messages", "model_answer", "documents"),
-    ("model_stream", "disposition"),
+    ("messages", "model_answer", "documents", "json_spans", "event_stream"),
+    ("model_stream", "stream_request", "disposition"),
     # edges of memory
     ("delivery", "deadlines", "holds", "kept_answers", "metrics_buffer", "config"),
     ("slots",),
     # adapters
     (
-        *("http_client", "result_store", "amqp_connection", "metrics_scraper", "usage_events"),
+        *("http_client", "redis_client", "amqp_connection", "metrics_scraper", "usage_events"),
         *("logs", "status_server", "healthcheck"),
     ),
-    ("amqp_topology", "message_publisher", "stream_store"),
+    ("amqp_topology", "message_publisher", "result_store", "stream_store"),
     ("rmq_listener",),
     # steps and services
+    ("stream_reader",),
     ("model_client",),
     ("message_processor", "health_checker", "metrics_reporter"),
     # life
@@ -42,14 +43,24 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("__main__",),
 )
 
+#: no I/O, no clock, no threads
+WORDS = (
+    *("errors", "json_text", "messages", "model_answer", "documents", "json_spans", "event_stream"),
+    *("model_stream", "stream_request", "disposition", "delivery"),
+)
+_NOT_IN_WORDS = {"os", "io", "socket", "threading", "time", "asyncio", "subprocess", "queue", "logging", "random"}
+
 #: what each file knows beside the standard library; a file that is not here knows nothing
 LIBRARIES: dict[str, set[str]] = {
     "messages": {"msgspec"},
     "model_answer": {"msgspec"},
     "model_stream": {"msgspec"},
+    "json_spans": {"msgspec"},
+    "stream_request": {"msgspec"},
     "documents": {"msgspec"},
     "config": {"dotenv"},
     "http_client": {"requests", "urllib3"},
+    "redis_client": {"redis"},
     "result_store": {"redis"},
     "stream_store": {"redis"},
     "amqp_connection": {"pika"},
@@ -64,25 +75,19 @@ LIBRARIES: dict[str, set[str]] = {
 #: adapters that share a library, and so may share a file
 FAMILIES = (
     {"amqp_connection", "amqp_topology", "message_publisher", "rmq_listener"},
-    {"result_store", "stream_store"},
+    {"redis_client", "result_store", "stream_store"},
 )
-ADAPTERS = {
-    name for name in LIBRARIES if name not in ("messages", "model_answer", "model_stream", "documents", "config")
-}
-ADAPTERS |= {"status_server", "healthcheck"}
+ADAPTERS = {*LIBRARIES, "status_server", "healthcheck"} - {*WORDS, "config"}
 
 #: steps and services are handed their adapters; these two only turn text into numbers and numbers into text
 STEPS: dict[str, set[str]] = {
+    "stream_reader": set(),
     "model_client": set(),
     "message_processor": set(),
     "health_checker": set(),
     "metrics_reporter": {"metrics_scraper", "usage_events"},
     "supervisor": set(),
 }
-
-#: no I/O, no clock, no threads
-WORDS = ("errors", "json_text", "messages", "model_answer", "model_stream", "documents", "disposition", "delivery")
-_NOT_IN_WORDS = {"os", "io", "socket", "threading", "time", "asyncio", "subprocess", "queue", "logging", "random"}
 
 #: where an exception nobody expected may be caught
 BROAD_EXCEPTS = {

@@ -478,7 +478,7 @@ def test_names_of_nobody_are_ignored(environment: Environment) -> None:
     assert load_config({**environment, "PATH": "/bin", "RABBITMQ_PORTS": "x"}) == load_config(environment)
 
 
-@given(st.sampled_from(VARIABLES), st.text(st.characters(codec=None)))
+@given(st.sampled_from(VARIABLES), st.lists(st.sampled_from("\udcff\"' ") | st.characters(codec=None)).map("".join))
 def test_any_text_is_a_value_or_a_fault_of_that_variable(variable: Variable, text: str) -> None:
     environment = dict.fromkeys(REQUIRED, "http://x.invalid") | _IDENTITY
     try:
@@ -550,3 +550,22 @@ def test_every_variable_is_in_the_table_and_the_help_with_its_rule(variable: Var
     if variable.name not in ANY_TEXT:
         assert variable.kind.rule in row
         assert variable.kind.rule in to_text()
+
+
+@pytest.mark.parametrize("name", ["MODEL_CONTAINER_URL", "METRIC_SERVER_URL", "CROESUS_HOST", "VLLM_METRICS_URL"])
+def test_a_login_inside_an_http_url_is_refused_since_it_would_replace_the_bearer_token(
+    environment: Environment, name: str
+) -> None:
+    environment[name] = "http://user:secret@host:8000"
+    with pytest.raises(ConfigError) as caught:
+        load_config(environment)
+    assert [fault.variable for fault in caught.value.faults] == [name]
+
+
+@pytest.mark.parametrize("url", ["redis://h:1/0?socket_timeout=abc", "redis://:p#w@h", "redis://:p?w@h:1"])
+def test_r35_options_and_unescaped_signs_in_the_redis_url_are_refused(environment: Environment, url: str) -> None:
+    environment["REDIS_URL"] = url
+    with pytest.raises(ConfigError) as caught:
+        load_config(environment)
+    (fault,) = caught.value.faults
+    assert (fault.variable, fault.value) == ("REDIS_URL", None)

@@ -87,6 +87,32 @@ def test_threads_do_not_share_connections(client: HttpClient, server: HttpServer
     assert {request.connection for request in server.requests} == {0, 1}
 
 
+def test_end_of_one_threads_time_leaves_the_others_alone(client: HttpClient, server: HttpServer) -> None:
+    hold = threading.Event()
+    server.reply(b"HTTP/1.1 200 OK\r\nContent-Length: 100000\r\n\r\n", Do.TRICKLE)
+    server.reply(hold, answer(b'{"other":1}'))
+    late: list[type] = []
+    bodies: list[bytes] = []
+
+    def run_out_of_time() -> None:
+        try:
+            _post(client, server, timeout_s=SHORT_TIMEOUT_S)
+        except HttpError as err:
+            late.append(type(err))
+
+    threads = [
+        threading.Thread(target=run_out_of_time),
+        threading.Thread(target=lambda: bodies.append(_post(client, server).body)),
+    ]
+    for number, thread in enumerate(threads, start=1):
+        thread.start()
+        server.wait_for(lambda it, number=number: len(it.requests) == number)
+    threads[0].join(LONG_TIMEOUT_S)
+    hold.set()
+    threads[1].join(LONG_TIMEOUT_S)
+    assert (late, bodies) == ([HttpTimeout], [b'{"other":1}'])
+
+
 def test_cookies_are_not_sent_back(client: HttpClient, server: HttpServer) -> None:
     server.reply(answer(headers={"Set-Cookie": "replica=7; Path=/"}))
     server.reply(answer())

@@ -1,4 +1,4 @@
-"""One message through all its steps: each row of the table of dispositions, with what is written, told, and handed in."""
+"""One message through all its steps: each row of the table of dispositions, what is written, told and handed in."""
 
 from __future__ import annotations
 

@@ -37,6 +37,7 @@ def _client(
     settings = ModelSettings(
         infer_url=url + "/v1/chat/completions",
         timeout_s=timeout_s,
+        max_response_bytes=MAX_BYTES,
         api_key=api_key,
         retry_status_codes=retry,
         ttft_header="x-ttft-ms",

@@ -14,17 +14,16 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from inference_worker.errors import HttpTooLarge
+from inference_worker.event_stream import EventStreamParser
 from inference_worker.json_text import is_json
 from inference_worker.model_answer import BodyKind, Usage, read_body
 from inference_worker.model_stream import (
     AssembledAnswer,
     Assembly,
     ChunkKind,
-    EventStreamParser,
     StreamEnd,
-    wants_stream,
-    with_usage,
 )
+from inference_worker.stream_request import wants_stream, with_usage
 
 CAPTURES = Path(__file__).resolve().parents[1] / "captures"
 MIB = 1024 * 1024

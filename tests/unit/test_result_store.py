@@ -22,7 +22,8 @@ from inference_worker.messages import (
     Saved,
     encode_result,
 )
-from inference_worker.result_store import ResultStore, open_client
+from inference_worker.redis_client import open_client
+from inference_worker.result_store import ResultStore
 
 TTL_S = 600
 COMPLETED = encode_result(Completed(200, b'{"n":1}'))

@@ -1,0 +1,124 @@
+"""A streamed answer in Redis: what is written when, how often, and by whom no longer."""
+
+from __future__ import annotations
+
+import threading
+from time import monotonic
+
+import fakeredis
+import pytest
+
+from inference_worker.errors import StoreDown
+from inference_worker.stream_store import StreamStore
+from tests.timeouts import LONG_TIMEOUT_S
+
+TTL_S = 77
+
+
+class Stand:
+    """A store on fakeredis, and one stream of it."""
+
+    def __init__(self, *, is_retry: bool = False) -> None:
+        self.server = fakeredis.FakeServer()
+        self.redis = fakeredis.FakeStrictRedis(server=self.server)
+        self.is_wanted = True
+        self.store = StreamStore(fakeredis.FakeStrictRedis(server=self.server), ttl_s=TTL_S)
+        self.stream = self.store.open("r-1", attempt="0a1b2c3d", is_retry=is_retry, is_wanted=lambda: self.is_wanted)
+
+    def entries(self) -> list[tuple[str, bytes]]:
+        return [(fields[b"type"].decode(), fields[b"data"]) for _, fields in self.redis.xrange("infer_stream:r-1")]
+
+    def wait_for(self, count: int) -> list[tuple[str, bytes]]:
+        ends_at = monotonic() + LONG_TIMEOUT_S
+        while len(found := self.entries()) < count:
+            assert monotonic() < ends_at, found
+            threading.Event().wait(0.005)
+        return found
+
+
+def test_the_first_chunk_is_written_before_append_returns() -> None:
+    stand = Stand()
+    stand.stream.append(b'{"n":1}')
+    assert stand.entries() == [("chunk", b'[{"n":1}]')]
+
+
+def test_opening_a_stream_writes_nothing() -> None:
+    assert Stand(is_retry=True).entries() == []
+
+
+def test_later_chunks_are_gathered_and_written_within_the_time_without_another_one() -> None:
+    stand = Stand()
+    for n in range(1, 5):
+        stand.stream.append(b'{"n":%d}' % n)
+    assert len(stand.entries()) == 1
+    assert stand.wait_for(2)[1:] == [("chunk", b'[{"n":2},{"n":3},{"n":4}]')]
+
+
+def test_a_fast_model_costs_at_most_20_writes_a_second() -> None:
+    stand = Stand()
+    ends_at = monotonic() + 0.5
+    sent = 0
+    while monotonic() < ends_at:
+        stand.stream.append(b"{}")
+        sent += 1
+    stand.stream.end("done")
+    entries = stand.entries()
+    assert len(entries) <= 1 + 0.5 * 20 + 2
+    assert sum(data.count(b"{}") for kind, data in entries if kind == "chunk") == sent
+
+
+def test_the_end_writes_what_was_gathered_first() -> None:
+    stand = Stand()
+    stand.stream.append(b"1")
+    stand.stream.append(b"2")
+    stand.stream.end("done")
+    assert stand.entries() == [("chunk", b"[1]"), ("chunk", b"[2]"), ("done", b"")]
+
+
+def test_a_further_attempt_begins_with_restart() -> None:
+    stand = Stand(is_retry=True)
+    stand.stream.append(b"1")
+    assert [kind for kind, _ in stand.entries()] == ["restart", "chunk"]
+
+
+def test_every_entry_names_its_attempt_and_the_key_has_a_ttl() -> None:
+    stand = Stand(is_retry=True)
+    stand.stream.append(b"1")
+    stand.stream.end("failed", b'{"status":"failed"}')
+    assert {fields[b"attempt"] for _, fields in stand.redis.xrange("infer_stream:r-1")} == {b"0a1b2c3d"}
+    assert 0 < stand.redis.ttl("infer_stream:r-1") <= TTL_S
+    assert stand.entries()[-1] == ("failed", b'{"status":"failed"}')
+
+
+def test_an_attempt_whose_session_has_ended_stops_writing() -> None:
+    stand = Stand()
+    stand.stream.append(b"1")
+    stand.is_wanted = False
+    stand.stream.append(b"2")
+    stand.stream.end("done")
+    assert stand.entries() == [("chunk", b"[1]")]
+
+
+def test_chunks_that_redis_does_not_take_go_with_the_next_write_in_order() -> None:
+    stand = Stand()
+    stand.server.connected = False
+    stand.stream.append(b"1")
+    stand.stream.append(b"2")
+    stand.server.connected = True
+    stand.stream.end("done")
+    assert stand.entries() == [("chunk", b"[1,2]"), ("done", b"")]
+
+
+def test_chunks_that_redis_did_not_take_are_written_without_a_further_one() -> None:
+    stand = Stand()
+    stand.server.connected = False
+    stand.stream.append(b"1")
+    stand.server.connected = True
+    assert stand.wait_for(1) == [("chunk", b"[1]")]
+
+
+def test_an_end_that_cannot_be_written_is_told() -> None:
+    stand = Stand()
+    stand.server.connected = False
+    with pytest.raises(StoreDown):
+        stand.stream.end("done")
