@@ -5,7 +5,10 @@ Runs on the thread that will own the connection. Knows pika, as do its neighbour
 
 from __future__ import annotations
 
+import logging
+import random
 import socket
+import ssl
 from contextlib import suppress
 from typing import Any
 
@@ -15,6 +18,8 @@ from pika.adapters.utils.connection_workflow import AMQPConnectorException
 
 from inference_worker.config import BrokerConfig
 from inference_worker.errors import BrokerError, BrokerUnusable
+
+logger = logging.getLogger(__name__)
 
 #: a call that waits for an alarm to end is given up, and the connection with it (design section 6)
 _BLOCKED_TIMEOUT_S = 30.0
@@ -30,30 +35,52 @@ LIBRARY_ERRORS = (pika.exceptions.AMQPError, AMQPConnectorException, OSError)
 
 
 def open_connection(broker: BrokerConfig, *, name: str) -> Any:
-    """Connect and log in.
+    """Connect to one of the hosts and log in.
 
-    Runs on the thread that will use the connection; takes at most 15 s.
+    Runs on the thread that will use the connection; takes at most 15 s for each host.
 
     Shapes:  a pika.BlockingConnection
-    Raises:  BrokerUnusable (a person must act), BrokerError
+    Raises:  BrokerUnusable (a person must act), BrokerError; with several hosts, what the last one tried said
     """
-    parameters = pika.ConnectionParameters(
-        host=broker.host,
-        port=broker.port,
-        virtual_host=broker.vhost,
-        credentials=pika.PlainCredentials(broker.username, broker.password),
-        heartbeat=broker.heartbeat_s,
-        blocked_connection_timeout=_BLOCKED_TIMEOUT_S,
-        socket_timeout=_CONNECT_TIMEOUT_S,
-        stack_timeout=_STACK_TIMEOUT_S,
-        connection_attempts=1,
-        tcp_options={option: value for option, value in _TCP_OPTIONS.items() if hasattr(socket, option)},
-        client_properties={"connection_name": name, "product": "inference_worker"},
-    )
+    # in random order, so that a fleet spreads; one by one, since pika drops a whole list for one unknown name (R14)
+    hosts = random.sample(broker.hosts, len(broker.hosts))
+    for host in hosts[:-1]:
+        try:
+            return _open(broker, host, name=name)
+        except BrokerError as err:
+            extra = {"event": "connect_failed_next_host", "host": host}
+            logger.info("trying the next host: %s", err, extra=extra)
+    return _open(broker, hosts[-1], name=name)
+
+
+def _open(broker: BrokerConfig, host: str, *, name: str) -> Any:
     try:
-        return pika.BlockingConnection(parameters)
+        return pika.BlockingConnection(
+            pika.ConnectionParameters(
+                host=host,
+                port=broker.port,
+                virtual_host=broker.vhost,
+                credentials=pika.PlainCredentials(broker.username, broker.password),
+                heartbeat=broker.heartbeat_s,
+                blocked_connection_timeout=_BLOCKED_TIMEOUT_S,
+                socket_timeout=_CONNECT_TIMEOUT_S,
+                stack_timeout=_STACK_TIMEOUT_S,
+                connection_attempts=1,
+                ssl_options=_tls_options(broker, host) if broker.tls else None,
+                tcp_options={option: value for option, value in _TCP_OPTIONS.items() if hasattr(socket, option)},
+                client_properties={"connection_name": name, "product": "inference_worker"},
+            )
+        )
     except LIBRARY_ERRORS as err:
-        raise _translate(err, broker) from err
+        raise _translate(err, broker, host) from err
+
+
+def _tls_options(broker: BrokerConfig, host: str) -> pika.SSLOptions:
+    # made anew for each connection: certificates are renewed while we run
+    context = ssl.create_default_context(cafile=broker.ca_file or None)
+    if broker.cert_file:
+        context.load_cert_chain(broker.cert_file, broker.key_file or None)
+    return pika.SSLOptions(context, server_hostname=host)
 
 
 def shut_down(connection: Any) -> None:
@@ -81,17 +108,18 @@ def describe(err: BaseException) -> str:
     return f"{type(err).__name__}: {text[:300]}" if text else type(err).__name__
 
 
-def _translate(err: BaseException, broker: BrokerConfig) -> BrokerError:
-    where = f"{broker.host}:{broker.port}"
+def _translate(err: BaseException, broker: BrokerConfig, host: str) -> BrokerError:
+    where, cause = f"{host}:{broker.port}", _innermost(err)
     match err:
         case pika.exceptions.ProbableAuthenticationError():
             return BrokerUnusable(f"{where} refuses the login of RABBITMQ_USERNAME {broker.username!r}")
         case pika.exceptions.ProbableAccessDeniedError():
             return BrokerUnusable(f"{where} refuses RABBITMQ_VHOST {broker.vhost!r}: missing, or not allowed to us")
         case socket.gaierror():
-            return BrokerUnusable(f"RABBITMQ_HOST {broker.host!r} is an unknown host")
-        case _:
-            return BrokerError(f"{where} cannot be reached ({describe(_innermost(err))})")
+            return BrokerUnusable(f"RABBITMQ_HOST {host!r} is an unknown host")
+    if isinstance(cause, ssl.SSLError):
+        return BrokerUnusable(f"no TLS with {where} ({describe(cause)}); see RABBITMQ_TLS and its files")
+    return BrokerError(f"{where} cannot be reached ({describe(cause)})")
 
 
 def _innermost(err: BaseException) -> BaseException:

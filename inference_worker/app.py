@@ -81,6 +81,7 @@ def run(config: Config, signals: SimpleQueue[int]) -> ExitCode:
     processor = MessageProcessor(
         ProcessorSettings(
             max_retries=config.retry.max_retries,
+            max_redeliveries=config.retry.max_redeliveries,
             deployment_id=identity.deployment_id,
             replica_id=identity.replica_id,
             user_id=identity.user_id,
@@ -114,7 +115,7 @@ def run(config: Config, signals: SimpleQueue[int]) -> ExitCode:
     listener = RmqListener(
         names,
         connect=lambda: connect("consumer"),
-        prefetch=broker.prefetch,
+        prefetch=broker.prefetch + broker.lookahead,
         holds=holds,
         slots=slots,
         deadlines=deadlines,

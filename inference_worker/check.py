@@ -63,7 +63,8 @@ def _bounded_http() -> Iterator[HttpClient]:
 def _try_broker(config: Config) -> str:
     connection = amqp_connection.open_connection(config.broker, name="inference_worker --check")
     amqp_connection.close_connection(connection)
-    return f"logged in at {config.broker.host}:{config.broker.port}, vhost {config.broker.vhost}"
+    hosts = ",".join(config.broker.hosts)
+    return f"logged in at {hosts}, port {config.broker.port}, vhost {config.broker.vhost}"
 
 
 def _try_store(config: Config) -> str:

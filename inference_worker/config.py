@@ -153,6 +153,38 @@ def _host() -> Kind:
     return Kind(read, "must be a host name or an IP address")
 
 
+def _hosts() -> Kind:
+    host = _host()
+
+    def read(text: str) -> tuple[str, ...]:
+        return tuple(host.read(part.strip()) for part in text.split(","))
+
+    return Kind(read, "must be host names or IP addresses, separated by commas")
+
+
+def _flag() -> Kind:
+    words = {"true": True, "1": True, "yes": True, "on": True, "false": False, "0": False, "no": False, "off": False}
+
+    def read(text: str) -> bool:
+        try:
+            return words[text.lower()]
+        except KeyError:
+            raise ValueError from None
+
+    return Kind(read, "must be true or false")
+
+
+def _file() -> Kind:
+    def read(text: str) -> str:
+        try:
+            with open(text, "rb"):
+                return text
+        except OSError as err:
+            raise ValueError from err
+
+    return Kind(read, "must be a file that can be read")
+
+
 def _identifier() -> Kind:
     def read(text: str) -> str:
         # it becomes part of a queue's name (255 bytes in AMQP) and of an event's source, which is a URI
@@ -221,7 +253,13 @@ GROUPS: Final[tuple[Group, ...]] = (
     Group(
         "RabbitMQ",
         (
-            Variable("RABBITMQ_HOST", "broker.host", _host(), "localhost", "Server host name or address"),
+            Variable(
+                "RABBITMQ_HOST",
+                "broker.hosts",
+                _hosts(),
+                "localhost",
+                "Server host name or address, or several, separated by commas: tried in random order",
+            ),
             Variable("RABBITMQ_PORT", "broker.port", _integer(1, 65535), "5672", "Server port"),
             Variable("RABBITMQ_USERNAME", "broker.username", _text(), "guest", "User name, taken literally"),
             Variable(
@@ -243,12 +281,45 @@ GROUPS: Final[tuple[Group, ...]] = (
                 "Requests in work at once, and so the slots of this worker",
             ),
             Variable(
+                "RABBITMQ_LOOKAHEAD",
+                "broker.lookahead",
+                _integer(0, 1024),
+                "0",
+                "Deliveries kept ready beyond the slots, so that a freed slot does not wait for the broker;"
+                " not for a prefetch of 1: another replica would answer sooner",
+            ),
+            Variable(
                 "RABBITMQ_MAX_RETRIES",
                 "retry.max_retries",
                 _integer(0, 1000),
                 "1",
                 "Retries of a request that the model could not be asked, before it is dead-lettered",
             ),
+            Variable(
+                "RABBITMQ_MAX_REDELIVERIES",
+                "retry.max_redeliveries",
+                _integer(0, 1000),
+                "10",
+                "Times that a request is begun again after a worker died with it, then dead-lettered; 0: no limit",
+            ),
+            Variable(
+                "RABBITMQ_TLS", "broker.tls", _flag(), "false", "Speak TLS; the broker's port for it is usually 5671"
+            ),
+            Variable(
+                "RABBITMQ_CA_FILE",
+                "broker.ca_file",
+                _file(),
+                "",
+                "Who may sign the broker's certificate; empty: the system's",
+            ),
+            Variable(
+                "RABBITMQ_CERT_FILE",
+                "broker.cert_file",
+                _file(),
+                "",
+                "Our certificate, where the broker asks for one",
+            ),
+            Variable("RABBITMQ_KEY_FILE", "broker.key_file", _file(), "", "Its key, when it is not in the same file"),
             Variable(
                 "RABBITMQ_QUEUE_TYPE",
                 "broker.queue_type",
@@ -486,13 +557,18 @@ VARIABLES: Final[tuple[Variable, ...]] = tuple(variable for group in GROUPS for 
 class BrokerConfig:
     """RabbitMQ."""
 
-    host: str
+    hosts: tuple[str, ...]
     port: int
     username: str
     password: str = field(repr=False)
     vhost: str
     heartbeat_s: int
     prefetch: int
+    lookahead: int
+    tls: bool
+    ca_file: str
+    cert_file: str
+    key_file: str
     #: "classic", "quorum" or "" (the broker's default)
     queue_type: str
     dlx: str
@@ -505,6 +581,8 @@ class RetryConfig:
     """How often a request is tried."""
 
     max_retries: int
+    #: 0: no limit
+    max_redeliveries: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -652,7 +730,7 @@ def load_config(environment: Mapping[str, str]) -> Config:
 
 
 def _value(variable: Variable, environment: Mapping[str, str]) -> Any:
-    given = clean(environment.get(variable.name, ""))
+    given = clean(environment.get(variable.name, "")) or _value_of_file(variable, environment)
     text = given or variable.default
     if text is None:
         raise ConfigError((Fault(variable.name, None, f"is required: {_uncapitalise(variable.help)}"),))
@@ -666,6 +744,19 @@ def _value(variable: Variable, environment: Mapping[str, str]) -> Any:
     except ValueError:
         shown = None if variable.secret else given
         raise ConfigError((Fault(variable.name, shown, variable.kind.rule),)) from None
+
+
+def _value_of_file(variable: Variable, environment: Mapping[str, str]) -> str:
+    """Read a secret from the file that `<NAME>_FILE` names, as container platforms mount them; "" without one."""
+    path = clean(environment.get(f"{variable.name}_FILE", "")) if variable.secret else ""
+    if not path:
+        return ""
+    try:
+        with open(path, encoding="utf-8") as file:
+            return clean(file.read())
+    except (OSError, UnicodeDecodeError) as err:
+        rule = f"must be a text file that can be read ({type(err).__name__})"
+        raise ConfigError((Fault(f"{variable.name}_FILE", path, rule),)) from err
 
 
 def clean(text: str) -> str:
@@ -688,8 +779,10 @@ def effective_values(config: Config) -> list[tuple[Variable, str]]:
         value = getattr(getattr(config, section), name)
         if variable.secret:
             value = "(set)" if value else "(not set)"
-        elif isinstance(value, frozenset):
-            value = ",".join(map(str, sorted(value)))
+        elif isinstance(value, frozenset | tuple):
+            value = ",".join(sorted(map(str, value)))
+        elif isinstance(value, bool):
+            value = str(value).lower()
         elif isinstance(value, float):
             value = f"{value:g}"
         shown.append((variable, str(value)))

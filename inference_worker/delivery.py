@@ -42,6 +42,11 @@ class Delivery:
     def retry_count(self) -> int:
         return read_retry_count(self.headers.get("x-retry-count"))
 
+    @property
+    def is_repeat(self) -> bool:
+        """Whether an attempt may have come before this one."""
+        return self.redelivered or self.retry_count > 0
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Settlement:

@@ -67,6 +67,13 @@ class Unavailable:
 
 
 @dataclass(frozen=True, slots=True)
+class DeadlyTooOften:
+    """The model was called for it again and again, and each time nobody lived to settle it."""
+
+    start_count: int
+
+
+@dataclass(frozen=True, slots=True)
 class Found:
     """The key holds a `completed` result already: another attempt was there first."""
 
@@ -111,6 +118,7 @@ Outcome = (
     | ModelError
     | InvalidAnswer
     | Unavailable
+    | DeadlyTooOften
     | Found
     | StoreUnavailable
     | CopyRefused
@@ -204,6 +212,9 @@ def decide_disposition(outcome: Outcome, given: Circumstances) -> Decision:
             return Decision(Failed(502, outcome.error, ErrorType.INVALID_MODEL_ANSWER), Ack("invalid_model_answer"))
         case Unavailable():
             return _decide_unavailable(outcome, given)
+        case DeadlyTooOften():
+            error = f"a worker died with the request {outcome.start_count} times"
+            return Decision(Failed(500, error, ErrorType.TOO_MANY_REDELIVERIES), Reject("too_many_redeliveries"))
         case Found():
             return Decision(None, Ack("already_completed"))
         case StoreUnavailable():

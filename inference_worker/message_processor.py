@@ -25,6 +25,7 @@ from inference_worker.disposition import (
     Circumstances,
     CopyRefused,
     CopyUnconfirmed,
+    DeadlyTooOften,
     Decision,
     Expired,
     Found,
@@ -56,6 +57,7 @@ from inference_worker.messages import (
 )
 from inference_worker.model_answer import Usage, read_body
 from inference_worker.model_client import ModelReply
+from inference_worker.running_requests import Run, RunningRequests
 from inference_worker.stream_reader import ChunkSink
 from inference_worker.stream_request import wants_stream
 
@@ -95,6 +97,8 @@ class Store(Protocol):
 
     def save(self, request_id: str, value: bytes, *, may_replace: Callable[[], bool]) -> SaveOutcome: ...
     def load_completed(self, request_id: str) -> Completed | None: ...
+    def count_start(self, request_id: str) -> int: ...
+    def uncount_start(self, request_id: str) -> None: ...
 
 
 class Publisher(Protocol):
@@ -125,6 +129,8 @@ class ProcessorSettings:
     """What the steps have to know of the configuration."""
 
     max_retries: int
+    #: 0: no limit
+    max_redeliveries: int
     deployment_id: str
     replica_id: str
     user_id: str
@@ -148,6 +154,12 @@ class _Attempt:
     answer: Answered | None = None
     #: when the request asks for a stream
     stream: AnswerStream | None = None
+    #: ours: a second delivery of the request waits for it
+    run: Run | None = None
+    #: what the work came to, before anything was decided
+    outcome: Outcome | None = None
+    #: a start was counted that has to be taken back when we live to settle it
+    is_start_counted: bool = False
     #: an outcome whose result could not be saved: nothing is done twice for it once Redis is back
     unsaved: Outcome | None = None
     written: Result | None = None
@@ -183,6 +195,7 @@ class MessageProcessor:
         self._holds = holds
         self._kept = kept
         self._hand_in = hand_in
+        self._running = RunningRequests()
         #: set when the grace is over: whatever waits in a slot gives its delivery back
         self.cut_off = threading.Event()
         self._publish_failures = 0
@@ -197,32 +210,67 @@ class MessageProcessor:
             logger.exception("a bug of ours: the request is dead-lettered", extra=extra)
             settlement = self._conclude_bug(attempt)
         self._hand_in(settlement)
+        if attempt.run is not None:
+            self._running.end(attempt.run, attempt.outcome)
 
     # -- what happened ------------------------------------------------------------------------------------------------
 
     def _find_outcome(self, attempt: _Attempt) -> Outcome:
         """Do the work of one delivery up to the model's answer."""
-        delivery = attempt.delivery
         try:
-            request = decode_request(delivery.body)
+            request = decode_request(attempt.delivery.body)
         except MalformedRequest as err:
             attempt.request_id = err.request_id
             return Malformed(str(err), has_request_id=err.request_id is not None)
         attempt.request, attempt.request_id = request, request.request_id
-        is_repeat = delivery.redelivered or delivery.retry_count > 0
         if attempt.stream is None and wants_stream(request.payload):
-            attempt.stream = self._open_stream(delivery, request, is_repeat=is_repeat)
-        if is_repeat:
-            try:
-                completed = self._store.load_completed(request.request_id)
-            except StoreDown as err:
-                return self._store_down(err)
+            attempt.stream = self._open_stream(attempt.delivery, request)
+        try:
+            attempt.outcome = (
+                self._join(attempt, request)
+                or self._find_answer(attempt, request)
+                or self._find_obstacle(attempt, request)
+                or self._infer(attempt, request)
+            )
+        except StoreDown as err:
+            return self._store_down(err)
+        return attempt.outcome
+
+    def _join(self, attempt: _Attempt, request: InferenceRequest) -> Outcome | None:
+        """Wait while the same request runs in another slot, and take its outcome; None when it is ours to run."""
+        while attempt.run is None:
+            run, is_ours = self._running.begin(request.request_id)
+            if is_ours:
+                attempt.run = run
+                return None
+            while not run.ended.wait(_LOOK_AGAIN_S):
+                if attempt.delivery.session.ended:
+                    return Interrupted("session_ended")
+                if self._holds.is_raised(HoldName.DRAINING) or self.cut_off.is_set():
+                    return Interrupted("joined_request_still_runs")
+            if run.outcome is not None and not isinstance(run.outcome, Interrupted | StoreUnavailable):
+                attempt.answer = run.outcome if isinstance(run.outcome, Answered) else None
+                return run.outcome
+        return None
+
+    def _find_answer(self, attempt: _Attempt, request: InferenceRequest) -> Outcome | None:
+        """Look for an answer that was made before: stored by any worker, or kept by this one.
+
+        Raises:  StoreDown
+        """
+        if attempt.delivery.is_repeat:
+            completed = self._store.load_completed(request.request_id)
             if completed is not None:
                 return self._found(attempt, completed)
-        kept = self._kept.take(request.request_id)
-        if kept is not None:
-            attempt.answer = kept
-            return kept
+        attempt.answer = self._kept.take(request.request_id)
+        return attempt.answer
+
+    def _find_obstacle(self, attempt: _Attempt, request: InferenceRequest) -> Outcome | None:
+        """Look for a reason not to ask the model.
+
+        Raises:  StoreDown
+        """
+        delivery = attempt.delivery
         age_s = max(0.0, time() - request.received_at)
         if age_s > request.timeout_s or request.timeout_s <= 0:
             return Expired(age_s, request.timeout_s)
@@ -230,16 +278,19 @@ class MessageProcessor:
         # another one that has not noticed yet
         if delivery.retry_count > 0 and not self._health.check_model():
             return Interrupted("held")
+        if delivery.redelivered and self._settings.max_redeliveries and not attempt.is_start_counted:
+            start_count = self._store.count_start(request.request_id)
+            attempt.is_start_counted = True
+            if start_count > self._settings.max_redeliveries:
+                return DeadlyTooOften(start_count)
         # once more right before the call: a copy that came straight back would burn its retries
-        if self._holds.suspended.is_set():
-            return Interrupted("held")
-        return self._infer(attempt, request)
+        return Interrupted("held") if self._holds.suspended.is_set() else None
 
-    def _open_stream(self, delivery: Delivery, request: InferenceRequest, *, is_repeat: bool) -> AnswerStream:
+    def _open_stream(self, delivery: Delivery, request: InferenceRequest) -> AnswerStream:
         return self._streams.open(
             request.request_id,
             attempt=secrets.token_hex(4),
-            is_retry=is_repeat,
+            is_retry=delivery.is_repeat,
             is_wanted=lambda: not delivery.session.ended,
         )
 
@@ -364,6 +415,16 @@ class MessageProcessor:
         if attempt.answer is not None and attempt.written is None and attempt.request_id is not None:
             self._kept.put(attempt.request_id, attempt.answer)
 
+    def _uncount_start(self, attempt: _Attempt) -> None:
+        """Take the count of a redelivery back, since we lived to settle it: one by a clean stop is no death."""
+        if not attempt.is_start_counted or attempt.request_id is None:
+            return
+        try:
+            self._store.uncount_start(attempt.request_id)
+        except StoreDown as err:
+            # counts one too many at the worst, and expires with its key
+            self._health.report_store_down(err)
+
     def _wait_for_store(self, attempt: _Attempt) -> Outcome | None:
         """Keep a redelivered message in its slot until Redis can be written; None when it can.
 
@@ -431,6 +492,7 @@ class MessageProcessor:
     def _settlement(self, attempt: _Attempt, outcome: Outcome, decision: Decision) -> Settlement:
         disposition = decision.disposition
         assert not isinstance(disposition, Hold)
+        self._uncount_start(attempt)
         status, status_code = _status(attempt, outcome)
         self._record(attempt, NAMES[type(disposition)], status, status_code)
         fields: dict[str, object] = {"request_id": attempt.request_id}

@@ -74,6 +74,31 @@ class ResultStore:
             stored = self._client.get(_key(request_id))
         return decode_completed(stored) if stored is not None else None
 
+    def count_start(self, request_id: str) -> int:
+        """Count that a redelivered request is begun, across all workers; return how often it was, this one included.
+
+        A message that kills its worker never comes to a settlement that could count (field report R22).
+
+        Raises:  StoreDown, StoreLoginRefused
+        """
+        key = _starts_key(request_id)
+        with translated(self._client), self._client.pipeline(transaction=False) as pipe:
+            pipe.incr(key)
+            pipe.expire(key, self._ttl_s)
+            started, _ = pipe.execute()
+        return int(started)
+
+    def uncount_start(self, request_id: str) -> None:
+        """Take a start back: the worker lived to settle it.
+
+        Raises:  StoreDown, StoreLoginRefused
+        """
+        key = _starts_key(request_id)
+        with translated(self._client), self._client.pipeline(transaction=False) as pipe:
+            pipe.decr(key)
+            pipe.expire(key, self._ttl_s)
+            pipe.execute()
+
     def probe(self) -> None:
         """Make one small write: a read-only or full Redis still answers PING (facts, section 4).
 
@@ -96,6 +121,10 @@ class ResultStore:
     def close(self) -> None:
         """Close the kept connections."""
         self._client.close()
+
+
+def _starts_key(request_id: str) -> str:
+    return f"infer_starts:{request_id}"
 
 
 def _key(request_id: str) -> str:

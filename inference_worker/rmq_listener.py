@@ -75,6 +75,8 @@ class RmqListener:
         self._consumer_tag: str | None = None
         self._unsettled: set[int] = set()
         self._failures = 0
+        #: in a row; not `_failures`, which a lost session counts in: the first failed connect after it is news
+        self._failed_connects = 0
         self._retry_at = float("-inf")
         self._is_draining = False
         self._depth_channel: Any = None
@@ -176,6 +178,7 @@ class RmqListener:
                 close_connection(self._connection)
             self._connection = None
             return self._schedule_retry(monotonic())
+        self._failed_connects = 0
         number = self._session.number + 1
         self._session = Session(number, rejects_by_copy=rejects_by_copy)
         self._session_began_at = monotonic()
@@ -183,14 +186,17 @@ class RmqListener:
         self._depth_channel = None
         logger.info("connected to RabbitMQ", extra={"event": "connected", "session": number})
         self._drop_stale()
+        # the first pump would wait for half a second, and only then the consuming begin
+        self.wake()
         return 0.0
 
     def _report_failure(self, err: Exception) -> None:
         # the first of a row and then every tenth: an outage of an hour is no thousand lines
-        if self._failures % 10 == 0:
+        self._failed_connects += 1
+        if self._failed_connects % 10 == 1:
             level = logging.ERROR if isinstance(err, BrokerUnusable) else logging.WARNING
             text = str(err) if isinstance(err, BrokerError) else describe(err)
-            extra = {"event": "connect_failed", "attempt": self._failures + 1}
+            extra = {"event": "connect_failed", "attempt": self._failed_connects}
             logger.log(level, "cannot use RabbitMQ, trying again: %s", text, extra=extra)
 
     def _end_session(self, reason: str) -> None:

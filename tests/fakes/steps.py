@@ -31,6 +31,7 @@ from inference_worker.model_client import ModelReply, Sign
 from inference_worker.result_store import ResultStore
 from inference_worker.stream_reader import ChunkSink
 from inference_worker.stream_store import StreamStore
+from tests.timeouts import LONG_TIMEOUT_S
 
 ANSWER_BODY = b'{"id": "c-1", "choices": [], "usage": {"prompt_tokens": 3, "completion_tokens": 4}}'
 ANSWER = Answered(200, ANSWER_BODY, Usage(3, 4), Timings(0.5, 0.25))
@@ -119,6 +120,12 @@ class JournalStore:
     def load_completed(self, request_id: str) -> Completed | None:
         self._journal.append("look")
         return self._store.load_completed(request_id)
+
+    def count_start(self, request_id: str) -> int:
+        return self._store.count_start(request_id)
+
+    def uncount_start(self, request_id: str) -> None:
+        self._store.uncount_start(request_id)
 
 
 class FakePublisher:
@@ -212,6 +219,7 @@ class Bench:
     """A processor and all that it works with."""
 
     max_retries: int = 1
+    max_redeliveries: int = 10
     journal: list[str] = field(default_factory=list)
     settlements: list[Settlement] = field(default_factory=list)
 
@@ -229,6 +237,7 @@ class Bench:
         self.processor = MessageProcessor(
             ProcessorSettings(
                 max_retries=self.max_retries,
+                max_redeliveries=self.max_redeliveries,
                 deployment_id="deployment-1",
                 replica_id="replica-1",
                 user_id="user-1",
@@ -252,8 +261,12 @@ class Bench:
         self.settled.set()
 
     def process(self, delivery: Delivery | None = None) -> Settlement:
-        """Work one delivery off on this thread."""
+        """Work one delivery off on this thread; one that waits for what never comes is cut off."""
+        watchdog = threading.Timer(LONG_TIMEOUT_S, self.processor.cut_off.set)
+        watchdog.daemon = True
+        watchdog.start()
         self.processor.process(delivery or make_delivery())
+        watchdog.cancel()
         return self.settlements[-1]
 
     @contextmanager

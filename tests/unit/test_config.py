@@ -71,18 +71,24 @@ SPECIFICATION: dict[str, str | None] = {
 
 #: what `Config` holds when only the required variables are set
 DEFAULTS: dict[str, object] = {
-    "broker.host": "localhost",
+    "broker.hosts": ("localhost",),
     "broker.port": 5672,
     "broker.username": "guest",
     "broker.password": "guest",
     "broker.vhost": "/",
     "broker.heartbeat_s": 120,
     "broker.prefetch": 1,
+    "broker.lookahead": 0,
+    "broker.tls": False,
+    "broker.ca_file": "",
+    "broker.cert_file": "",
+    "broker.key_file": "",
     "broker.queue_type": "",
     "broker.dlx": "infer.dlx",
     "broker.dlq": "infer.dlq",
     "broker.dlx_routing_key": "dead",
     "retry.max_retries": 1,
+    "retry.max_redeliveries": 10,
     "model.base_url": "http://localhost:8000",
     "model.infer_path": "/v1/chat/completions",
     "model.infer_timeout_s": 300.0,
@@ -132,7 +138,13 @@ _NO_HEADER_NAMES = ("a b", "a:b", "ä", "a\nb", "a/b")
 
 #: values that each variable refuses, beside the empty one of a required variable
 BAD_VALUES: dict[str, tuple[str, ...]] = {
-    "RABBITMQ_HOST": ("a b", "amqp://h", "h/x", "user@h", "[::1", "a]b", "[]"),
+    "RABBITMQ_HOST": ("a b", "amqp://h", "h/x", "user@h", "[::1", "a]b", "[]", "a,,b", "a,", "a b,c"),
+    "RABBITMQ_LOOKAHEAD": (*_NO_INTEGERS, "-1", "1025"),
+    "RABBITMQ_MAX_REDELIVERIES": (*_NO_INTEGERS, "-1", "1001"),
+    "RABBITMQ_TLS": ("maybe", "2", "tru"),
+    "RABBITMQ_CA_FILE": ("/no/such/file", "/"),
+    "RABBITMQ_CERT_FILE": ("/no/such/file",),
+    "RABBITMQ_KEY_FILE": ("/no/such/file",),
     "RABBITMQ_PORT": (*_NO_INTEGERS, "0", "-1", "65536"),
     "RABBITMQ_HEARTBEAT_S": (*_NO_INTEGERS, "0", "-1", "3601", "0.5"),
     "RABBITMQ_PREFETCH": (*_NO_INTEGERS, "0", "-1", "1025"),
@@ -471,7 +483,7 @@ def test_r79_users_and_passwords_are_taken_literally(environment: Environment, t
 def test_r81_brackets_around_an_ipv6_host_mean_nothing(environment: Environment, host: str) -> None:
     environment |= {"RABBITMQ_HOST": host, "WORKER_HTTP_HOST": host}
     config = load_config(environment)
-    assert (config.broker.host, config.process.http_host) == ("::1", "::1")
+    assert (config.broker.hosts, config.process.http_host) == (("::1",), "::1")
 
 
 def test_names_of_nobody_are_ignored(environment: Environment) -> None:
@@ -569,3 +581,52 @@ def test_r35_options_and_unescaped_signs_in_the_redis_url_are_refused(environmen
         load_config(environment)
     (fault,) = caught.value.faults
     assert (fault.variable, fault.value) == ("REDIS_URL", None)
+
+
+# -- secrets from files, several hosts, flags -------------------------------------------------------------------------
+
+SECRETS = [variable.name for variable in VARIABLES if variable.secret]
+
+
+@pytest.mark.parametrize("name", SECRETS)
+def test_every_secret_may_come_from_a_file(environment: Environment, tmp_path: Path, name: str) -> None:
+    value = "redis://:pw@h" if name == "REDIS_URL" else "from-a-file"
+    (tmp_path / "secret").write_text(value + "\n")
+    environment.pop(name, None)
+    environment[f"{name}_FILE"] = str(tmp_path / "secret")
+    (variable,) = [variable for variable in VARIABLES if variable.name == name]
+    section, _, field = variable.target.partition(".")
+    assert getattr(getattr(load_config(environment), section), field) == value
+
+
+def test_a_value_in_the_environment_wins_over_its_file(environment: Environment, tmp_path: Path) -> None:
+    (tmp_path / "secret").write_text("from-a-file")
+    environment |= {"MODEL_API_KEY": "direct", "MODEL_API_KEY_FILE": str(tmp_path / "secret")}
+    assert load_config(environment).model.api_key == "direct"
+
+
+def test_a_secret_file_that_cannot_be_read_is_a_fault_that_names_it(environment: Environment) -> None:
+    environment["MODEL_API_KEY_FILE"] = "/no/such/secret"
+    with pytest.raises(ConfigError) as caught:
+        load_config(environment)
+    (fault,) = caught.value.faults
+    assert (fault.variable, fault.value) == ("MODEL_API_KEY_FILE", "/no/such/secret")
+
+
+def test_what_is_no_secret_does_not_come_from_a_file(environment: Environment, tmp_path: Path) -> None:
+    (tmp_path / "port").write_text("1234")
+    environment["RABBITMQ_PORT_FILE"] = str(tmp_path / "port")
+    assert load_config(environment).broker.port == 5672
+
+
+def test_r14_several_hosts_are_separated_by_commas(environment: Environment) -> None:
+    environment["RABBITMQ_HOST"] = "rabbit-1, [::1] ,10.0.0.1"
+    assert load_config(environment).broker.hosts == ("rabbit-1", "::1", "10.0.0.1")
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"), [("true", True), ("TRUE", True), ("1", True), ("no", False), ("", False)]
+)
+def test_a_flag_is_said_in_many_ways(environment: Environment, text: str, expected: bool) -> None:
+    environment["RABBITMQ_TLS"] = text
+    assert load_config(environment).broker.tls is expected

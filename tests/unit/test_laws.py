@@ -6,6 +6,7 @@ import ast
 import json
 import threading
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 from queue import SimpleQueue
 from time import monotonic
@@ -59,9 +60,9 @@ def bench() -> Iterator[ListenerBench]:
     bench.close()
 
 
-def trees() -> Iterator[tuple[str, ast.Module]]:
-    for path in sorted(PACKAGE.rglob("*.py")):
-        yield path.stem, ast.parse(path.read_text())
+@cache
+def trees() -> tuple[tuple[str, ast.Module], ...]:
+    return tuple((path.stem, ast.parse(path.read_text())) for path in sorted(PACKAGE.rglob("*.py")))
 
 
 # -- law 1 ------------------------------------------------------------------------------------------------------------
@@ -91,7 +92,15 @@ class Worker:
         store = ResultStore(self.client, ttl_s=60, replica_id="r")
         self.store = store
         self.processor = MessageProcessor(
-            ProcessorSettings(max_retries=1, deployment_id="d", replica_id="r", user_id="u", org_id="", model_id="m"),
+            ProcessorSettings(
+                max_retries=1,
+                max_redeliveries=10,
+                deployment_id="d",
+                replica_id="r",
+                user_id="u",
+                org_id="",
+                model_id="m",
+            ),
             model=self,
             store=store,
             streams=StreamStore(self.client, ttl_s=60),
