@@ -28,8 +28,9 @@ up: $(READY) ## keep that stack and a worker in the foreground; Ctrl-C ends it
 PROMPT ?= Say hello.
 .PHONY: ask
 ask: $(READY) ## send one request to the running stack: make ask PROMPT="..."
-	@PROMPT="$$PROMPT" $(PY) -m devstack.ask "$$PROMPT"
-export PROMPT
+	@$(PY) -m devstack.ask "$$ASKED"
+# as it was typed: make would take a $ in it for a variable of its own
+export ASKED := $(value PROMPT)
 
 .PHONY: test
 test: $(READY) ## unit and contract tests: fakeredis, a stubbed pika channel, no servers; under a minute

@@ -59,6 +59,8 @@ class HealthChecker:
         self._lock = threading.Lock()
         self._snapshot = HealthSnapshot(False, time(), "not probed yet")
         self._next_probe_at = float("-inf")
+        #: monotonic, when the probe began that spoke last; a slot may probe beside the health thread
+        self._judged_at = float("-inf")
         #: monotonic, when the model was last reported: an answer to a probe begun before it proves nothing
         self._reported_at = float("-inf")
         #: a hold is not lifted before, whatever the probe says
@@ -106,7 +108,12 @@ class HealthChecker:
             is_healthy, detail = status == _HEALTHY, f"GET /health answered {status}"
         except HttpError as err:
             is_healthy, detail = False, f"GET /health: {err}"
-        self._snapshot = HealthSnapshot(is_healthy, time(), detail)
+        with self._lock:
+            if began_at < self._judged_at:
+                # another probe began later and has answered: what this one says is old
+                return self._snapshot.healthy
+            self._judged_at = began_at
+            self._snapshot = HealthSnapshot(is_healthy, time(), detail)
         if not is_healthy:
             self._holds.raise_hold(HoldName.MODEL_UNHEALTHY, detail)
             self._holds.lift(HoldName.MODEL_SUSPECT)
@@ -180,7 +187,7 @@ class HealthChecker:
             self._busy = min(self._busy + 1, 30)
         # a Retry-After of 0 is no busy loop
         pause_s = min(max(reply.retry_after_s or 0.0, growing_s), _BUSY_MAX_S)
-        self._holds.raise_hold(HoldName.MODEL_BUSY, reply.detail, for_s=pause_s)
+        self._holds.raise_hold(HoldName.MODEL_BUSY, reply.detail, for_s=pause_s, never_shorter=True)
         self.wakeup.set()
 
     def report_store_down(self, err: StoreDown) -> None:

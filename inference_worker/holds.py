@@ -73,13 +73,25 @@ class Holds:
         self._watchers = watchers
 
     def raise_hold(
-        self, name: HoldName, detail: str, *, for_s: float | None = None, level: int = logging.WARNING
+        self,
+        name: HoldName,
+        detail: str,
+        *,
+        for_s: float | None = None,
+        never_shorter: bool = False,
+        level: int = logging.WARNING,
     ) -> None:
-        """Stop consuming for this reason. With `for_s` the hold ends by itself after so many seconds (see `expire`)."""
+        """Stop consuming for this reason.
+
+        With `for_s` the hold ends by itself after so many seconds (see `expire`); raised again, the new time counts, or
+        with `never_shorter` the longer one.
+        """
         with self._lock:
             before = self._raised.get(name)
             now = monotonic()
             until = None if for_s is None else now + for_s
+            if never_shorter and until is not None and before is not None and before.until is not None:
+                until = max(until, before.until)
             since, raised_at = (before.since, before.raised_at) if before else (time(), now)
             self._raised[name] = RaisedHold(name, since, raised_at, detail, until)
             self.suspended.set()

@@ -239,7 +239,8 @@ class MessageProcessor:
     def _join(self, attempt: _Attempt, request: InferenceRequest) -> Outcome | None:
         """Wait while the same request runs in another slot, and take its outcome; None when it is ours to run."""
         while attempt.run is None:
-            run, is_ours = self._running.begin(request.request_id)
+            retry_count = attempt.delivery.retry_count
+            run, is_ours = self._running.begin(request.request_id, retry_count=retry_count)
             if is_ours:
                 attempt.run = run
                 return None
@@ -248,7 +249,8 @@ class MessageProcessor:
                     return Interrupted("session_ended")
                 if self._holds.is_raised(HoldName.DRAINING) or self.cut_off.is_set():
                     return Interrupted("joined_request_still_runs")
-            if run.outcome is not None and not isinstance(run.outcome, Interrupted | StoreUnavailable):
+            is_final = run.outcome is not None and not isinstance(run.outcome, Interrupted | StoreUnavailable)
+            if is_final and run.retry_count == retry_count:
                 attempt.answer = run.outcome if isinstance(run.outcome, Answered) else None
                 return run.outcome
         return None

@@ -38,8 +38,10 @@ _TURN_LIMIT_S = 30.0
 #: the longest pause between two tries to connect (specification)
 _BACKOFF_MAX_S = 30.0
 _JITTER = 0.2
-#: a session that lasted this long was no part of a row of failures, although nothing may have been consumed in it
-_STABLE_S = 30.0
+#: a settlement, or consuming for so long, ends a row of failures; a session that is lost sooner is one more of them
+_STABLE_S = 3.0
+#: so many sessions lost in a row, right after they began to consume, are no accident of the network
+_SUSPICIOUS_FAILURES = 3
 #: many producers send no headers; one empty table serves them all
 _NO_HEADERS: dict[Any, Any] = {}
 
@@ -71,8 +73,11 @@ class RmqListener:
         self._connection: Any = None
         self._channel: Any = None
         self._session = Session(0, ended=True)
-        self._session_began_at = 0.0
+        #: monotonic, of the consumer that lives
+        self._consuming_since = float("inf")
         self._consumer_tag: str | None = None
+        #: the prefetch of the consumer that lives; 0 without one
+        self._granted = 0
         self._unsettled: set[int] = set()
         self._failures = 0
         #: in a row; not `_failures`, which a lost session counts in: the first failed connect after it is news
@@ -170,7 +175,6 @@ class RmqListener:
             self._connection = self._connect()
             rejects_by_copy = self._topology.declare(self._connection, now=now)
             self._channel = self._connection.channel()
-            self._channel.basic_qos(prefetch_count=self._prefetch)
         except (BrokerError, *LIBRARY_ERRORS) as err:
             self._report_failure(err)
             if self._connection is not None:
@@ -181,7 +185,6 @@ class RmqListener:
         self._failed_connects = 0
         number = self._session.number + 1
         self._session = Session(number, rejects_by_copy=rejects_by_copy)
-        self._session_began_at = monotonic()
         self._unsettled = set()
         self._depth_channel = None
         logger.info("connected to RabbitMQ", extra={"event": "connected", "session": number})
@@ -202,12 +205,15 @@ class RmqListener:
     def _end_session(self, reason: str) -> None:
         session = self._session
         session.ended = True
-        if monotonic() - self._session_began_at > _STABLE_S:
+        if monotonic() - self._consuming_since > _STABLE_S:
             self._failures = 0
         self.reconnects_total += 1
         extra = {"event": "session_ended", "session": session.number, "reason": reason}
-        logger.warning("the RabbitMQ session ended, connecting again: %s", reason, extra=extra)
-        self._consumer_tag = None
+        # one message that the library cannot read ends every session right after it began (field report R29)
+        level = logging.ERROR if self._failures >= _SUSPICIOUS_FAILURES else logging.WARNING
+        logger.log(level, "the RabbitMQ session ended, connecting again: %s", reason, extra=extra)
+        self._consumer_tag, self._granted = None, 0
+        self._consuming_since = float("inf")
         self._slots.forget(session)
         self._unsettled = set()
         self._depth_wanted = False
@@ -235,27 +241,46 @@ class RmqListener:
     # -- consuming ----------------------------------------------------------------------------------------------------
 
     def _follow_holds(self) -> None:
-        is_suspended = self._holds.suspended.is_set()
-        if is_suspended and self._consumer_tag is not None:
-            self.suspend_consuming()
-        elif not is_suspended and self._consumer_tag is None and not self._is_draining:
-            self.resume_consuming()
+        if self._holds.suspended.is_set():
+            if self._consumer_tag is not None:
+                self.suspend_consuming()
+            return
+        if self._is_draining or self._granted == self._prefetch:
+            return
+        # the broker counts what is unacked for each consumer apart, and knows nothing of calls that outlived a session:
+        # a new consumer with the whole prefetch would take messages that wait here for a slot while others are idle
+        free = self._prefetch - self._slots.load_count
+        if free > self._granted:
+            if self._consumer_tag is not None:
+                self._cancel_consumer()
+            self.resume_consuming(free)
 
     def suspend_consuming(self) -> None:
         """Cancel the consumer, then give back what no slot has begun; what has begun runs on."""
-        tag, self._consumer_tag = self._consumer_tag, None
+        unbegun_count = self._cancel_consumer()
+        extra = {"event": "consuming_suspended", "session": self._session.number, "given_back": unbegun_count}
+        logger.info("suspended, %d deliveries given back", unbegun_count, extra=extra)
+
+    def _cancel_consumer(self) -> int:
+        tag, self._consumer_tag, self._granted = self._consumer_tag, None, 0
         self._channel.basic_cancel(tag)
         unbegun = self._slots.take_back()
         for delivery in unbegun:
             self.settle(Settlement(delivery, Requeue("not_begun")))
-        extra = {"event": "consuming_suspended", "session": self._session.number, "given_back": len(unbegun)}
-        logger.info("suspended, %d deliveries given back", len(unbegun), extra=extra)
+        return len(unbegun)
 
-    def resume_consuming(self) -> None:
-        """Begin with a new consumer."""
+    def resume_consuming(self, prefetch: int) -> None:
+        """Begin with a new consumer, which may have so many messages in hand."""
+        self._channel.basic_qos(prefetch_count=prefetch)
         self._consumer_tag = self._channel.basic_consume(self._names.queue, self._on_message, auto_ack=False)
-        self._failures = 0
-        extra = {"event": "consuming", "session": self._session.number, "queue": self._names.queue}
+        self._granted = prefetch
+        self._consuming_since = monotonic()
+        extra = {
+            "event": "consuming",
+            "session": self._session.number,
+            "queue": self._names.queue,
+            "prefetch": prefetch,
+        }
         logger.info("consuming from %s", self._names.queue, extra=extra)
 
     def _on_message(self, _channel: Any, method: Any, properties: Any, body: bytes) -> None:
@@ -296,6 +321,7 @@ class RmqListener:
             _log_settlement(settlement, "stale")
             return
         self._unsettled.discard(delivery.tag)
+        self._failures = 0
         match disposition:
             case Ack():
                 self._channel.basic_ack(delivery.tag)

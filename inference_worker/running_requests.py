@@ -18,6 +18,8 @@ class Run:
     """One request while it runs."""
 
     request_id: str
+    #: of the delivery that runs: a retry copy is another attempt, which takes no outcome from the one before
+    retry_count: int
     #: set once when it has ended
     ended: threading.Event = field(default_factory=threading.Event)
     #: what it came to; None when it was given back without one
@@ -31,13 +33,13 @@ class RunningRequests:
         self._lock = threading.Lock()
         self._runs: dict[str, Run] = {}
 
-    def begin(self, request_id: str) -> tuple[Run, bool]:
+    def begin(self, request_id: str, *, retry_count: int) -> tuple[Run, bool]:
         """Begin a run, or find the one that has begun: (run, whether it is ours)."""
         with self._lock:
             found = self._runs.get(request_id)
             if found is not None:
                 return found, False
-            run = self._runs[request_id] = Run(request_id)
+            run = self._runs[request_id] = Run(request_id, retry_count)
             return run, True
 
     def end(self, run: Run, outcome: Outcome | None) -> None:

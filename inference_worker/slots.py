@@ -62,6 +62,12 @@ class Slots:
         return self._in_work_count
 
     @property
+    def load_count(self) -> int:
+        """Deliveries that are here: in work, or waiting for a slot."""
+        with self._changed:
+            return self._in_work_count + len(self._waiting)
+
+    @property
     def are_alive(self) -> bool:
         """Whether every slot lives, or was told to end."""
         return self._stopping or all(thread.is_alive() for thread in self._threads)

@@ -345,10 +345,15 @@ def test_a_callback_accepted_before_the_link_was_lost_is_never_run(broker: Broke
     ran: list[bool] = []
     shut_down(connection)
     connection.add_callback_threadsafe(lambda: ran.append(True))
-    with pytest.raises(exceptions.AMQPError):
+
+    def pump_until_lost() -> None:
         for _ in range(3):
             connection.process_data_events(time_limit=LONG_S)
-    assert ran == [] or connection.is_closed
+
+    with pytest.raises(exceptions.AMQPError):
+        pump_until_lost()
+    assert connection.is_closed
+    assert ran == []
 
 
 # -- declaring --------------------------------------------------------------------------------------------------------

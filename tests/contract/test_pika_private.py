@@ -78,6 +78,6 @@ def test_shutting_down_twice_or_without_a_connection_does_nothing(broker_config:
 
 
 def test_a_refused_login_and_a_missing_vhost_need_a_person(broker_config: BrokerConfig) -> None:
-    for change in ({"password": "wrong"}, {"vhost": "missing"}, {"host": "no-such-host.invalid"}):
+    for change in ({"password": "wrong"}, {"vhost": "missing"}, {"hosts": ("no-such-host.invalid",)}):
         with pytest.raises(BrokerUnusable):
             open_connection(dataclasses.replace(broker_config, **change), name="contract")

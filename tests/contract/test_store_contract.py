@@ -1,4 +1,4 @@
-"""`ResultStore` on fakeredis always, and on a real Redis when there is one: what is written, kept, replaced, expires."""
+"""`ResultStore` on fakeredis always and on a real Redis when there is one: what is written, kept, replaced, expires."""
 
 from __future__ import annotations
 

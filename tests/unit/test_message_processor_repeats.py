@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from inference_worker.delivery import Session
-from inference_worker.disposition import Ack, Interrupted, ModelError, Reject, Requeue
+from inference_worker.disposition import Ack, Interrupted, ModelError, Reject, Requeue, Unavailable
 from inference_worker.holds import HoldName
 from inference_worker.model_client import ModelReply, Sign
 from tests.fakes.steps import Bench, make_delivery, reply
@@ -136,3 +136,20 @@ def test_a_request_that_has_ended_is_not_joined(bench: Bench) -> None:
     bench.store.client.delete("infer_resp:r-1")
     bench.process()
     assert len(bench.model.requests) == 2
+
+
+def test_a_retry_copy_that_overtakes_the_end_of_its_original_is_an_attempt_of_its_own(bench: Bench) -> None:
+    gone = reply(Unavailable("cut"), Sign.SUSPECT)
+    bench.model.replies.appendleft(gone)
+    copies: list[threading.Thread] = []
+
+    def deliver_the_copy() -> None:
+        copy = make_delivery(session=Session(1), tag=2, headers={"x-retry-count": 1})
+        copies.append(threading.Thread(target=bench.processor.process, args=(copy,)))
+        copies[0].start()
+
+    bench.publisher.meanwhile = deliver_the_copy
+    bench.process(make_delivery(session=Session(1)))
+    copies[0].join(LONG_TIMEOUT_S)
+    assert len(bench.model.requests) == 2
+    assert bench.stored()["status"] == "completed"

@@ -499,8 +499,61 @@ def test_the_backoff_begins_anew_once_consuming_again_and_not_before(bench: List
     bench.turn(later_s=LATER_S * 8)
     bench.turn()
     assert bench.listener.state is ListenerState.CONSUMING
+    bench.publish(b"m")
+    bench.done(bench.take(1)[0])
     drop_link(bench)
     assert bench.turn() <= 1.0
+
+
+def test_r29_sessions_that_end_right_after_they_began_back_off_and_are_said_at_error(
+    bench: ListenerBench, caplog: pytest.LogCaptureFixture
+) -> None:
+    delays = []
+    for number in range(1, 6):
+        bench.turn(later_s=LATER_S * number)
+        bench.turn()
+        assert bench.listener.state is ListenerState.CONSUMING
+        drop_link(bench)
+        delays.append(bench.turn())
+    assert all(low * 0.8 <= delay <= low for low, delay in zip((1, 2, 4, 8, 16), delays, strict=True)), delays
+    assert [record.levelno for record in events(caplog, "session_ended")][-2:] == [logging.ERROR] * 2
+
+
+def test_a_consumer_that_begins_while_calls_run_may_have_only_what_slots_are_free_for() -> None:
+    bench = ListenerBench(prefetch=3)
+    bench.consume()
+    bench.may_end.clear()
+    bench.publish(b"1", b"2")
+    bench.take(2)
+    bench.publish(b"3", b"4")
+    bench.take(3)
+    bench.holds.raise_hold(UNHEALTHY, "503")
+    bench.turn_until(lambda: bench.consumer_count == 0)
+    bench.holds.lift(UNHEALTHY)
+    for _ in range(3):
+        bench.turn()
+    assert bench.consumer_count == 0
+    assert bench.ready() == [b"4"]
+    bench.may_end.set()
+    bench.take(4)
+    bench.turn_until(lambda: bench.listener._granted == 3)
+    assert bench.consumer_count == 1
+    bench.close()
+
+
+def test_r12_a_new_session_takes_no_more_than_there_are_free_slots() -> None:
+    bench = ListenerBench(prefetch=2)
+    bench.consume()
+    bench.may_end.clear()
+    bench.publish(b"1", b"2", b"3")
+    bench.take(2)
+    drop_link(bench)
+    bench.turn()
+    for number in range(1, 4):
+        bench.turn(later_s=LATER_S * number)
+    assert bench.listener.state is ListenerState.HELD
+    assert sorted(bench.ready()) == [b"1", b"2", b"3"]
+    bench.close()
 
 
 @pytest.mark.parametrize(
