@@ -81,3 +81,18 @@ def test_a_refused_login_and_a_missing_vhost_need_a_person(broker_config: Broker
     for change in ({"password": "wrong"}, {"vhost": "missing"}, {"hosts": ("no-such-host.invalid",)}):
         with pytest.raises(BrokerUnusable):
             open_connection(dataclasses.replace(broker_config, **change), name="contract")
+
+
+def test_a_connection_reads_more_than_4_kib_at_a_time(broker_config: BrokerConfig) -> None:
+    """A new pika may have another name for it; then 10 MB messages cost twice the CPU, and this test tells."""
+    connection = open_connection(broker_config, name="contract")
+    try:
+        sizes: list[int] = []
+        transport = connection._impl._transport
+        read = transport._sigint_safe_recv
+        transport._sigint_safe_recv = lambda sock, max_bytes: sizes.append(max_bytes) or read(sock, max_bytes)
+        connection.channel()
+        assert sizes
+        assert min(sizes) == 65_536
+    finally:
+        connection.close()
