@@ -8,9 +8,8 @@ link (law 5). Cutting means shutting a socket down, which wakes its reader; `clo
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 from enum import StrEnum
 from time import monotonic
 
@@ -27,12 +26,23 @@ class Bounded(StrEnum):
 
 
 @dataclass(slots=True, eq=False)
-class _Running:
+class Bound:
+    """One call while it runs, as the context of the code that makes it."""
+
+    register: Deadlines
     kind: Bounded
-    began_at: float
     limit_s: float
     cut: Callable[[], None]
-    was_cut: bool = field(default=False)
+    #: monotonic
+    began_at: float = 0.0
+    was_cut: bool = False
+
+    def __enter__(self) -> None:
+        self.began_at = monotonic()
+        self.register.add(self)
+
+    def __exit__(self, *_: object) -> None:
+        self.register.remove(self)
 
 
 class Deadlines:
@@ -40,25 +50,27 @@ class Deadlines:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._running: set[_Running] = set()
+        self._running: set[Bound] = set()
         #: upper limits that came later than the calls: a stop gives the broker one more second
         self._caps_s: dict[Bounded, float] = {}
         self._ended_kinds: set[Bounded] = set()
 
-    @contextmanager
-    def bound(self, kind: Bounded, limit_s: float, cut: Callable[[], None]) -> Iterator[None]:
-        """Run the body for at most `limit_s` seconds; then `cut` is called, once, from another thread.
+    def bound(self, kind: Bounded, limit_s: float, cut: Callable[[], None]) -> Bound:
+        """Run the body of a `with` for at most `limit_s` seconds; then `cut` is called, once, from another thread.
 
         `cut` must not wait for anything: it runs under the register's lock.
         """
-        running = _Running(kind, monotonic(), limit_s, cut)
+        return Bound(self, kind, limit_s, cut)
+
+    def add(self, bound: Bound) -> None:
+        """Begin to watch a call."""
         with self._lock:
-            self._running.add(running)
-        try:
-            yield
-        finally:
-            with self._lock:
-                self._running.discard(running)
+            self._running.add(bound)
+
+    def remove(self, bound: Bound) -> None:
+        """Stop watching it. Waits while it is being cut, so that the next call on its socket is not cut instead."""
+        with self._lock:
+            self._running.discard(bound)
 
     def is_ended(self, kind: Bounded) -> bool:
         """Tell whether calls of this kind were ended for good."""

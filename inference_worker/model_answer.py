@@ -150,6 +150,8 @@ def _decode_utf8(body: bytes) -> str | None:
 
 def _lenient(raw: msgspec.Raw) -> Any:
     """Read a small member; None for what cannot be read or is not there."""
+    if not bytes(raw):
+        return None
     try:
         return msgspec.json.decode(raw)
     except (msgspec.DecodeError, RecursionError):
