@@ -41,6 +41,14 @@ integration: $(READY) ## the same laws on a real RabbitMQ and a real Redis, whic
 	@$(PY) -m devstack.install
 	@$(PY) -m pytest tests -m integration -q --durations=10
 
+.PHONY: bench
+bench: $(READY) ## speed, side by side with the bare loop, dramatiq, Celery, aio-pika; writes docs/performance.md; 40 minutes
+	@$(PY) -m benchmarks.run
+
+.PHONY: bench-quick
+bench-quick: $(READY) ## the worker against the bare loop in 20 seconds; prints the ratios
+	@$(PY) -m benchmarks.run --quick
+
 .PHONY: lint
 lint: $(READY) ## ruff: errors, import order, format
 	@$(VENV)/bin/ruff check .
