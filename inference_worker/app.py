@@ -6,6 +6,7 @@ Main thread, once. The only file that knows all others.
 from __future__ import annotations
 
 import logging
+import sys
 from queue import SimpleQueue
 
 from inference_worker import __version__, amqp_connection, redis_client
@@ -30,6 +31,8 @@ from inference_worker.supervisor import ExitCode, Parts, Supervisor
 
 logger = logging.getLogger(__name__)
 
+#: Python lets a thread keep its lock for 5 ms while others wait; with 64 slots the listener waited, so the model did
+_SWITCH_INTERVAL_S = 0.0005
 #: probes, scrapes and the sinks' answers: a vLLM page has 50 kB
 _SIDE_RESPONSE_BYTES = 8 * 2**20
 #: Redis connections beside one for each slot: the probe, the stream writer, and what a dropped one leaves behind
@@ -57,6 +60,7 @@ def open_stores(config: Config) -> tuple[ResultStore, StreamStore]:
 
 def run(config: Config, signals: SimpleQueue[int]) -> ExitCode:
     """Build the worker and run it until it is told to stop."""
+    sys.setswitchinterval(_SWITCH_INTERVAL_S)
     holds, deadlines = Holds(), Deadlines()
     identity, model, broker = config.identity, config.model, config.broker
     names = topology_names(config)

@@ -19,7 +19,7 @@ from typing import Any, assert_never
 import pika.exceptions
 import tenacity
 
-from inference_worker.amqp_connection import LIBRARY_ERRORS, close_connection, describe, shut_down
+from inference_worker.amqp_connection import LIBRARY_ERRORS, close_connection, describe, shut_down, unflushed
 from inference_worker.amqp_topology import Topology, TopologyNames
 from inference_worker.deadlines import Bounded, Deadlines
 from inference_worker.delivery import Delivery, Session, Settlement
@@ -70,8 +70,12 @@ class RmqListener:
         self._deadlines = deadlines
         self.wakeup = threading.Event()
         self._settlements: deque[Settlement] = deque()
+        #: one of the settlements has woken the listener already
+        self._is_woken = False
         self._connection: Any = None
         self._channel: Any = None
+        #: the channel, for acks and nacks
+        self._settling: Any = None
         self._session = Session(0, ended=True)
         #: monotonic, of the consumer that lives
         self._consuming_since = float("inf")
@@ -97,7 +101,9 @@ class RmqListener:
     def hand_in(self, settlement: Settlement) -> None:
         """Give a settlement to the listener and wake it."""
         self._settlements.append(settlement)
-        self.wake()
+        if not self._is_woken:
+            self._is_woken = True
+            self.wake()
 
     def wake(self) -> None:
         """End the listener's wait, wherever it waits."""
@@ -176,6 +182,7 @@ class RmqListener:
             self._connection = self._connect()
             rejects_by_copy = self._topology.declare(self._connection, now=now)
             self._channel = self._connection.channel()
+            self._settling = unflushed(self._channel)
         except (BrokerError, *LIBRARY_ERRORS) as err:
             self._report_failure(err)
             if self._connection is not None:
@@ -228,6 +235,7 @@ class RmqListener:
         return delay_s
 
     def _drop_stale(self) -> None:
+        self._is_woken = False
         while self._settlements:
             self.settle(self._settlements.popleft())
 
@@ -302,6 +310,8 @@ class RmqListener:
     # -- settling -----------------------------------------------------------------------------------------------------
 
     def _settle_ready(self) -> None:
+        # before the look: what is handed in after it wakes us again
+        self._is_woken = False
         while self._settlements:
             # a slot raises its hold before it hands in: settled before the cancel, its message comes straight back
             self._follow_holds()
@@ -325,14 +335,14 @@ class RmqListener:
         self._failures = 0
         match disposition:
             case Ack():
-                self._channel.basic_ack(delivery.tag)
+                self._settling.basic_ack(delivery.tag)
             case Republish() | Reject() if settlement.copy_confirmed:
-                self._channel.basic_ack(delivery.tag)
+                self._settling.basic_ack(delivery.tag)
             case Reject() if not delivery.session.rejects_by_copy:
-                self._channel.basic_nack(delivery.tag, requeue=False)
+                self._settling.basic_nack(delivery.tag, requeue=False)
             case Requeue() | Republish() | Reject():
                 # without its copy a message must stay: a nack might drop it from a queue that is not ours
-                self._channel.basic_nack(delivery.tag, requeue=True)
+                self._settling.basic_nack(delivery.tag, requeue=True)
             case _ as unreachable:
                 assert_never(unreachable)
         _log_settlement(settlement, NAMES[type(disposition)])
