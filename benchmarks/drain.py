@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from benchmarks import process_usage
@@ -60,6 +60,7 @@ def measure_drain(
     model: HttpServerProcess | None = None,
     make_request: Callable[[], dict[str, Any]] | None = None,
     worker_env: Mapping[str, str] | None = None,
+    keys_per_result: int = 1,
     timeout_s: float = 120.0,
 ) -> Drain:
     """Fill a queue with `count` requests, start the contender and measure until `tail_count` are left.
@@ -86,9 +87,12 @@ def measure_drain(
             if workers > 1:
                 bench.wait_consumer(all_running[0], count=workers)
                 first = max(first, int(bench.redis.dbsize()) + _FIRST_CALLS * workers)
-            drain = watch(bench, all_running, first, count - tail_count, timeout_s=timeout_s)
+            # a streamed answer leaves two keys
+            first, last = first * keys_per_result, (count - tail_count) * keys_per_result
+            drain = watch(bench, all_running, first, last, timeout_s=timeout_s)
+            drain = replace(drain, count=drain.count // keys_per_result)
             if tail_count:
-                wait_results(bench, all_running, count, timeout_s=timeout_s)
+                wait_results(bench, all_running, count * keys_per_result, timeout_s=timeout_s)
             time.sleep(_LAST_ACK_S)
             if not contender.is_worker:
                 # Celery sends its last acks when it ends; our worker would first send all its records
@@ -111,6 +115,8 @@ def check_results(bench: Bench, contender: Contender) -> None:
     """
     for _ in range(_RESULTS_CHECKED):
         key = bench.redis.randomkey()
+        if key is not None and key.startswith(b"infer_stream:"):
+            key = key.replace(b"infer_stream:", b"infer_resp:")
         # a result may be 10 MB long; its status comes first
         if key is None or b'"completed"' not in bench.redis.getrange(key, 0, 63):
             raise WrongResults(f"{contender.name} stored a result that is not completed")

@@ -21,7 +21,7 @@ class Effort:
     #: requests sent one at a time
     latency_samples: int = 200
     #: messages of 10 MB
-    big_messages: int = 12
+    big_messages: int = 40
     #: seconds of work at 100 ms and 64 slots
     busy_s: float = 8.0
     #: messages after which the memory is looked at, in all

@@ -68,6 +68,7 @@ def measure(bench: Bench, results: Results, effort: Effort, say: Callable[[str],
                             count=count,
                             warm_count=max(1, count // 6),
                             model=model,
+                            keys_per_result=2 if case.stream else 1,
                             make_request=lambda case=case: messages.make_request(  # type: ignore[misc]
                                 prompt_bytes=case.prompt_bytes, stream=case.stream
                             ),
