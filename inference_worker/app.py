@@ -13,6 +13,7 @@ from inference_worker import __version__, amqp_connection, redis_client
 from inference_worker.amqp_topology import TopologyNames
 from inference_worker.config import Config
 from inference_worker.deadlines import Bounded, Deadlines
+from inference_worker.errors import HttpError
 from inference_worker.health_checker import HealthChecker, HealthSettings
 from inference_worker.holds import Holds
 from inference_worker.http_client import HttpClient
@@ -21,6 +22,7 @@ from inference_worker.message_processor import MessageProcessor, ProcessorSettin
 from inference_worker.message_publisher import MessagePublisher
 from inference_worker.metrics_buffer import MetricsBuffer
 from inference_worker.metrics_reporter import MetricsReporter, ReporterSettings
+from inference_worker.metrics_scraper import token_progress
 from inference_worker.model_client import ModelClient, ModelSettings
 from inference_worker.result_store import ResultStore
 from inference_worker.rmq_listener import RmqListener
@@ -58,6 +60,14 @@ def open_stores(config: Config) -> tuple[ResultStore, StreamStore]:
     return results, StreamStore(client, ttl_s=store.ttl_s)
 
 
+def _count_tokens(config: Config, http: HttpClient) -> float | None:
+    try:
+        page = http.exchange("GET", config.metrics.vllm_url, timeout_s=config.health.timeout_s)
+    except HttpError:
+        return None
+    return token_progress(page.body.decode(errors="replace")) if page.status_code == 200 else None
+
+
 def run(config: Config, signals: SimpleQueue[int]) -> ExitCode:
     """Build the worker and run it until it is told to stop."""
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
@@ -67,7 +77,13 @@ def run(config: Config, signals: SimpleQueue[int]) -> ExitCode:
     side_http = HttpClient(deadlines, Bounded.SIDE_CALL, max_response_bytes=_SIDE_RESPONSE_BYTES)
     store, streams = open_stores(config)
     health = HealthChecker(
-        HealthSettings(config.health.interval_s, config.store.retry_delay_s),
+        HealthSettings(
+            interval_s=config.health.interval_s,
+            store_retry_delay_s=config.store.retry_delay_s,
+            failure_threshold=config.health.failure_threshold,
+            success_threshold=config.health.success_threshold,
+            stall_timeout_s=config.health.stall_timeout_s,
+        ),
         holds=holds,
         probe_model=lambda: (
             side_http.exchange(
@@ -75,6 +91,8 @@ def run(config: Config, signals: SimpleQueue[int]) -> ExitCode:
             ).status_code
         ),
         probe_store=store.probe,
+        count_tokens=lambda: _count_tokens(config, side_http),
+        count_in_work=lambda: slots.in_work_count,
     )
     buffer = MetricsBuffer(max_records=config.metrics.buffer_size, on_half_full=lambda: reporter.flush_soon())
 
@@ -86,6 +104,7 @@ def run(config: Config, signals: SimpleQueue[int]) -> ExitCode:
         ProcessorSettings(
             max_retries=config.retry.max_retries,
             max_redeliveries=config.retry.max_redeliveries,
+            respects_deadline=model.respects_deadline,
             deployment_id=identity.deployment_id,
             replica_id=identity.replica_id,
             user_id=identity.user_id,

@@ -364,6 +364,13 @@ GROUPS: Final[tuple[Group, ...]] = (
                 "Bound on the whole exchange with the model, not on each read",
             ),
             Variable(
+                "MODEL_INFER_RESPECT_DEADLINE",
+                "model.respects_deadline",
+                _flag(),
+                "false",
+                "End a call when the request's own time is over, with a 408; false: it may run on to its end",
+            ),
+            Variable(
                 "MODEL_MAX_RESPONSE_BYTES",
                 "model.max_response_bytes",
                 _integer(1024, 512 * 2**20),
@@ -404,6 +411,27 @@ GROUPS: Final[tuple[Group, ...]] = (
             ),
             Variable("HEALTH_CHECK_PATH", "health.path", _path(), "/health", "Path of the probe"),
             Variable("HEALTH_CHECK_TIMEOUT_S", "health.timeout_s", _seconds(0.1, 600), "5", "Bound on one probe"),
+            Variable(
+                "HEALTH_FAILURE_THRESHOLD",
+                "health.failure_threshold",
+                _integer(1, 100),
+                "1",
+                "Probes that fail in a row before the consuming stops",
+            ),
+            Variable(
+                "HEALTH_SUCCESS_THRESHOLD",
+                "health.success_threshold",
+                _integer(1, 100),
+                "1",
+                "Good probes in a row before it begins again",
+            ),
+            Variable(
+                "HEALTH_STALL_TIMEOUT_S",
+                "health.stall_timeout_s",
+                _seconds(0, _DAY_S),
+                "0",
+                "Requests are in work and the model's token counters have not moved for so long: unhealthy; 0: off",
+            ),
         ),
     ),
     Group(
@@ -593,6 +621,7 @@ class ModelConfig:
     base_url: str
     infer_path: str
     infer_timeout_s: float
+    respects_deadline: bool
     max_response_bytes: int
     api_key: str = field(repr=False)
     retry_status_codes: frozenset[int]
@@ -607,6 +636,10 @@ class HealthConfig:
     interval_s: float
     path: str
     timeout_s: float
+    failure_threshold: int
+    success_threshold: int
+    #: 0: off
+    stall_timeout_s: float
 
 
 @dataclass(frozen=True, slots=True)

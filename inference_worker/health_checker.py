@@ -17,6 +17,7 @@ from inference_worker.documents import HealthSnapshot
 from inference_worker.errors import HttpError, StoreDown, StoreLoginRefused
 from inference_worker.holds import HoldName, Holds
 from inference_worker.model_client import ModelReply, Sign
+from inference_worker.stall_watch import StallWatch
 
 logger = logging.getLogger(__name__)
 
@@ -34,6 +35,11 @@ class HealthSettings:
     interval_s: float
     #: the first pause while Redis is down
     store_retry_delay_s: float
+    #: bad probes in a row that stop the consuming, and good ones in a row that let it begin again
+    failure_threshold: int = 1
+    success_threshold: int = 1
+    #: 0: off
+    stall_timeout_s: float = 0.0
 
 
 class HealthChecker:
@@ -48,6 +54,8 @@ class HealthChecker:
         holds: Holds,
         probe_model: Callable[[], int],
         probe_store: Callable[[], None],
+        count_tokens: Callable[[], float | None] = lambda: None,
+        count_in_work: Callable[[], int] = lambda: 0,
     ) -> None:
         self._settings = settings
         self._holds = holds
@@ -55,6 +63,14 @@ class HealthChecker:
         self._probe_model = probe_model
         #: one small write, or a StoreDown
         self._probe_store = probe_store
+        #: tokens read and made since the model began, or None
+        self._count_tokens = count_tokens
+        self._count_in_work = count_in_work
+        self._stall_watch = StallWatch(settings.stall_timeout_s)
+        #: seconds, while the model stands still; for people, and None otherwise
+        self._stalled_s: float | None = None
+        #: probes of one kind in a row: bad ones are negative
+        self._row = 0
         self.wakeup = threading.Event()
         self._lock = threading.Lock()
         self._snapshot = HealthSnapshot(False, time(), "not probed yet")
@@ -87,6 +103,7 @@ class HealthChecker:
         if self._holds.is_raised(HoldName.RESULT_STORE_DOWN) and now >= self._next_store_probe_at:
             self._check_store()
         if now >= self._next_probe_at:
+            self._look_for_stall(now)
             self.check_model()
         next_expiry_s = self._holds.expire(monotonic())
         due_at = self._next_probe_at
@@ -108,17 +125,24 @@ class HealthChecker:
             is_healthy, detail = status == _HEALTHY, f"GET /health answered {status}"
         except HttpError as err:
             is_healthy, detail = False, f"GET /health: {err}"
+        if is_healthy and self._stalled_s is not None:
+            is_healthy, detail = False, f"requests are in work, and no token was made for {self._stalled_s:.0f} s"
         with self._lock:
             if began_at < self._judged_at:
                 # another probe began later and has answered: what this one says is old
                 return self._snapshot.healthy
             self._judged_at = began_at
             self._snapshot = HealthSnapshot(is_healthy, time(), detail)
+            self._row = max(self._row, 0) + 1 if is_healthy else min(self._row, 0) - 1
+            is_settled = self._row >= self._settings.success_threshold or self._row <= -self._settings.failure_threshold
         if not is_healthy:
-            self._holds.raise_hold(HoldName.MODEL_UNHEALTHY, detail)
+            if is_settled:
+                self._holds.raise_hold(HoldName.MODEL_UNHEALTHY, detail)
             self._holds.lift(HoldName.MODEL_SUSPECT)
             return False
         with self._lock:
+            if not is_settled:
+                return True
             if self._reported_at > began_at:
                 self._next_probe_at = float("-inf")
                 self.wakeup.set()
@@ -131,6 +155,12 @@ class HealthChecker:
             if self._reported_at <= began_at:
                 self._holds.lift(HoldName.MODEL_SUSPECT)
         return True
+
+    def _look_for_stall(self, now: float) -> None:
+        if self._settings.stall_timeout_s > 0:
+            in_work_count = self._count_in_work()
+            tokens = self._count_tokens() if in_work_count else None
+            self._stalled_s = self._stall_watch.observe(now, in_work_count=in_work_count, tokens=tokens)
 
     def _check_store(self) -> None:
         try:

@@ -12,7 +12,7 @@ import logging
 import secrets
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from time import monotonic, time
 from typing import Protocol, assert_never
 
@@ -76,7 +76,12 @@ class Model(Protocol):
     """Asks the model; never raises for what a model may do."""
 
     def infer(
-        self, request: InferenceRequest, *, trace: Mapping[str, str], sink: ChunkSink | None = None
+        self,
+        request: InferenceRequest,
+        *,
+        trace: Mapping[str, str],
+        sink: ChunkSink | None = None,
+        time_left_s: float | None = None,
     ) -> ModelReply: ...
 
 
@@ -131,6 +136,8 @@ class ProcessorSettings:
     max_retries: int
     #: 0: no limit
     max_redeliveries: int
+    #: a call ends at the request's own deadline
+    respects_deadline: bool
     deployment_id: str
     replica_id: str
     user_id: str
@@ -165,7 +172,6 @@ class _Attempt:
     written: Result | None = None
     copy_confirmed: bool = False
     usage: Usage | None = None
-    log_fields: dict[str, object] = field(default_factory=dict)
 
 
 class MessageProcessor:
@@ -298,7 +304,10 @@ class MessageProcessor:
 
     def _infer(self, attempt: _Attempt, request: InferenceRequest) -> Outcome:
         began_at = monotonic()
-        reply = self._model.infer(request, trace=_trace(attempt.delivery), sink=attempt.stream)
+        time_left_s = None
+        if self._settings.respects_deadline:
+            time_left_s = request.timeout_s - max(0.0, time() - request.received_at)
+        reply = self._model.infer(request, trace=_trace(attempt.delivery), sink=attempt.stream, time_left_s=time_left_s)
         attempt.model_latency_s = monotonic() - began_at
         # before anything is published: the hold must be up when the copy can come back
         self._health.report(reply)

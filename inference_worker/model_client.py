@@ -14,7 +14,7 @@ from http.client import responses
 from typing import Protocol, assert_never
 from urllib.parse import quote
 
-from inference_worker.disposition import Answered, Interrupted, InvalidAnswer, ModelError, Outcome, Unavailable
+from inference_worker.disposition import Answered, Expired, Interrupted, InvalidAnswer, ModelError, Outcome, Unavailable
 from inference_worker.errors import HttpCutOff, HttpError, HttpIncomplete, HttpTimeout, HttpTooLarge, HttpUnreachable
 from inference_worker.messages import InferenceRequest
 from inference_worker.model_answer import BodyFacts, BodyKind, Timings, read_body, to_seconds
@@ -108,12 +108,18 @@ class ModelClient:
             self._headers["Authorization"] = f"Bearer {settings.api_key}"
 
     def infer(
-        self, request: InferenceRequest, *, trace: Mapping[str, str], sink: ChunkSink | None = None
+        self,
+        request: InferenceRequest,
+        *,
+        trace: Mapping[str, str],
+        sink: ChunkSink | None = None,
+        time_left_s: float | None = None,
     ) -> ModelReply:
         """Send one request to the model and read the whole answer.
 
         Runs on a slot thread; can be cut off from any thread.
 
+        Units:   time_left_s seconds, where the request's own deadline is respected: what runs out is the request's time
         Shapes:  the payload goes out byte for byte, but for `include_usage` in a stream; trace holds `traceparent` and
                  `tracestate`, where there are any; a sink is given when the request asks for a stream
         Source:  design section 8; the outcomes are rows of section 5
@@ -127,16 +133,23 @@ class ModelClient:
                 StreamReader(sink, max_body_bytes=self._settings.max_response_bytes),
                 with_usage(request.payload),
             )
+        timeout_s = self._settings.timeout_s
+        is_own_deadline = time_left_s is not None and time_left_s < timeout_s
+        if time_left_s is not None:
+            timeout_s = min(timeout_s, time_left_s)
         try:
             answer = self._http.exchange(
                 "POST",
                 self._settings.infer_url,
                 headers=headers,
                 body=body,
-                timeout_s=self._settings.timeout_s,
+                timeout_s=timeout_s,
                 listen=reader.listen if reader else None,
             )
         except HttpError as err:
+            if is_own_deadline and isinstance(err, HttpTimeout):
+                # says nothing of the model: it was given less time than it may take
+                return ModelReply(Expired(request.timeout_s, request.timeout_s), Sign.NONE, str(err))
             # what follows `[DONE]` is of no interest, be it a cut
             if reader is None or not reader.is_done or isinstance(err, HttpCutOff):
                 return _reply_without_answer(err)

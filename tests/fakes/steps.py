@@ -84,15 +84,22 @@ class FakeModel:
         self.replies: deque[ModelReply | Exception] = deque([WELL])
         self.requests: list[InferenceRequest] = []
         self.traces: list[Mapping[str, str]] = []
+        self.times_left_s: list[float | None] = []
         #: called in the middle of a call
         self.meanwhile: Callable[[], None] = lambda: None
         #: what a streamed request is sent on the way
         self.chunks: list[bytes] = []
 
     def infer(
-        self, request: InferenceRequest, *, trace: Mapping[str, str], sink: ChunkSink | None = None
+        self,
+        request: InferenceRequest,
+        *,
+        trace: Mapping[str, str],
+        sink: ChunkSink | None = None,
+        time_left_s: float | None = None,
     ) -> ModelReply:
         self._journal.append("infer")
+        self.times_left_s.append(time_left_s)
         for chunk in self.chunks if sink else ():
             sink.append(chunk)
         self.requests.append(request)
@@ -220,6 +227,7 @@ class Bench:
 
     max_retries: int = 1
     max_redeliveries: int = 10
+    respects_deadline: bool = False
     journal: list[str] = field(default_factory=list)
     settlements: list[Settlement] = field(default_factory=list)
 
@@ -238,6 +246,7 @@ class Bench:
             ProcessorSettings(
                 max_retries=self.max_retries,
                 max_redeliveries=self.max_redeliveries,
+                respects_deadline=self.respects_deadline,
                 deployment_id="deployment-1",
                 replica_id="replica-1",
                 user_id="user-1",

@@ -357,3 +357,53 @@ def test_reports_of_many_threads_at_once_leave_no_hold_behind_when_all_is_well_a
     well.checker._unhealthy_until = float("-inf")
     well.tick(INTERVAL_S + 1)
     assert well.raised == set()
+
+
+# -- thresholds and stalls --------------------------------------------------------------------------------------------
+
+
+def checker_with(
+    statuses: list[int], *, tokens: list[float | None] | None = None, in_work_count: int = 0, **settings: float
+) -> tuple[HealthChecker, Holds]:
+    """A checker whose probes answer in turn, the last one for ever; Redis is fine."""
+    holds = Holds()
+    counts = list(tokens or [None])
+    checker = HealthChecker(
+        HealthSettings(INTERVAL_S, RETRY_DELAY_S, **settings),  # type: ignore[arg-type]
+        holds=holds,
+        probe_model=lambda: statuses.pop(0) if len(statuses) > 1 else statuses[0],
+        probe_store=lambda: None,
+        count_tokens=lambda: counts.pop(0) if len(counts) > 1 else counts[0],
+        count_in_work=lambda: in_work_count,
+    )
+    return checker, holds
+
+
+def unhealthy_after_each(checker: HealthChecker, holds: Holds, count: int) -> list[bool]:
+    now, seen = monotonic(), []
+    for number in range(count):
+        checker.tick(now + number * 10_000)
+        seen.append(holds.is_raised(HoldName.MODEL_UNHEALTHY))
+    return seen
+
+
+def test_r47_one_bad_probe_is_nothing_where_two_are_asked_for() -> None:
+    checker, holds = checker_with([200, 503, 200, 503, 503, 200], failure_threshold=2)
+    assert unhealthy_after_each(checker, holds, 6) == [False, False, False, False, True, False]
+
+
+def test_consuming_begins_again_after_as_many_good_probes_as_are_asked_for() -> None:
+    checker, holds = checker_with([200, 200, 503, 200, 503, 200, 200], success_threshold=2)
+    assert unhealthy_after_each(checker, holds, 7) == [True, False, True, True, True, True, False]
+
+
+def test_r47_a_model_that_stands_still_with_requests_in_work_is_unhealthy_until_it_moves() -> None:
+    checker, holds = checker_with([200], tokens=[5.0, 5.0, 5.0, 6.0], in_work_count=1, stall_timeout_s=15_000.0)
+    assert unhealthy_after_each(checker, holds, 4) == [False, False, True, False]
+    assert checker.snapshot.healthy
+
+
+def test_r47_without_a_stall_timeout_the_counters_are_not_read() -> None:
+    checker, holds = checker_with([200], tokens=[5.0], in_work_count=1)
+    checker._count_tokens = lambda: pytest.fail("read")
+    assert unhealthy_after_each(checker, holds, 3) == [False, False, False]

@@ -544,3 +544,12 @@ def test_no_body_prompt_or_answer_is_logged(bench: Bench, caplog: pytest.LogCapt
     bench.process(make_delivery(request_body(payload=payload)))
     bench.process(make_delivery(request_body(payload=payload, timeout_s=secret)))
     assert secret not in caplog.text
+
+
+def test_r58_the_time_left_goes_along_only_where_deadlines_are_respected(bench: Bench) -> None:
+    bench.process(make_delivery(request_body(received_at=time() - 50, timeout_s=60.0)))
+    assert bench.model.times_left_s == [None]
+    strict = Bench(respects_deadline=True)
+    strict.process(make_delivery(request_body(received_at=time() - 50, timeout_s=60.0)))
+    assert strict.model.times_left_s == [pytest.approx(10, abs=1)]
+    strict.close()

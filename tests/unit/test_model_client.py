@@ -12,7 +12,7 @@ from fakes_http import Do, HttpServer, Step, answer
 from timeouts import LONG_TIMEOUT_S, SHORT_TIMEOUT_S
 
 from inference_worker.deadlines import Bounded, Deadlines
-from inference_worker.disposition import Answered, Interrupted, InvalidAnswer, ModelError, Unavailable
+from inference_worker.disposition import Answered, Expired, Interrupted, InvalidAnswer, ModelError, Unavailable
 from inference_worker.http_client import HttpClient
 from inference_worker.messages import InferenceRequest
 from inference_worker.model_answer import Timings, Usage
@@ -357,3 +357,27 @@ def test_call_that_we_cut_off_says_nothing_of_the_model(
     reply = infer(*steps)
     cutter.join(LONG_TIMEOUT_S)
     assert (reply.outcome, reply.sign) == (Interrupted("cut_off"), Sign.NONE)
+
+
+# -- the request's own deadline ---------------------------------------------------------------------------------------
+
+
+def _infer_within(server: HttpServer, deadlines: Deadlines, *, timeout_s: float, time_left_s: float) -> ModelReply:
+    server.reply(Do.STALL)
+    client = _client(deadlines, server.url, timeout_s=timeout_s, retry=frozenset())
+    request = InferenceRequest("r-1", 1.0, 4.0, b"{}")
+    return client.infer(request, trace={}, time_left_s=time_left_s)
+
+
+def test_r53_a_respected_deadline_that_runs_out_is_an_expired_request_and_no_sign_of_ill_health(
+    server: HttpServer, deadlines: Deadlines
+) -> None:
+    reply = _infer_within(server, deadlines, timeout_s=LONG_TIMEOUT_S, time_left_s=SHORT_TIMEOUT_S)
+    assert reply.outcome == Expired(4.0, 4.0)
+    assert reply.sign is Sign.NONE
+
+
+def test_r53_a_deadline_after_the_models_own_bound_changes_nothing(server: HttpServer, deadlines: Deadlines) -> None:
+    reply = _infer_within(server, deadlines, timeout_s=SHORT_TIMEOUT_S, time_left_s=LONG_TIMEOUT_S)
+    assert isinstance(reply.outcome, Unavailable)
+    assert reply.sign is Sign.SUSPECT
