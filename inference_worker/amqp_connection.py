@@ -16,6 +16,7 @@ import pika
 import pika.exceptions
 from pika.adapters.utils.connection_workflow import AMQPConnectorException
 
+from inference_worker import amqp_headers as _repairs_the_codec  # noqa: F401
 from inference_worker.config import BrokerConfig
 from inference_worker.errors import BrokerError, BrokerUnusable
 

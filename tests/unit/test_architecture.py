@@ -25,9 +25,10 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("slots",),
     # adapters
     (
-        *("http_client", "redis_client", "amqp_connection", "metrics_scraper", "usage_events"),
+        *("http_client", "redis_client", "amqp_headers", "metrics_scraper", "usage_events"),
         *("logs", "status_server", "healthcheck"),
     ),
+    ("amqp_connection",),
     ("amqp_topology", "message_publisher", "result_store", "stream_store"),
     ("rmq_listener",),
     # steps and services
@@ -63,6 +64,7 @@ LIBRARIES: dict[str, set[str]] = {
     "redis_client": {"redis"},
     "result_store": {"redis"},
     "stream_store": {"redis"},
+    "amqp_headers": {"pika"},
     "amqp_connection": {"pika"},
     "amqp_topology": {"pika"},
     "message_publisher": {"pika"},

@@ -170,7 +170,7 @@ def test_a_broker_that_cannot_be_reached_confirms_nothing(broker: FakeBroker, pu
         publisher.publish_retry(make_delivery(), retry_count=1)
 
 
-@pytest.mark.parametrize("headers", [{"odd": 2**63}, {"odd": (1,)}, {"odd": 3.5}, {"k" * 256: 1}, {None: 1}])
+@pytest.mark.parametrize("headers", [{"odd": 2**63}, {"odd": (1,)}, {"k" * 256: 1}, {None: 1}])
 def test_a_header_that_cannot_be_sent_on_is_refused_for_good_and_not_tried_again(
     publisher: MessagePublisher, headers: dict[Any, Any]
 ) -> None:
