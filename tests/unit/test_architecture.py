@@ -76,7 +76,7 @@ LIBRARIES: dict[str, set[str]] = {
 
 #: adapters that share a library, and so may share a file
 FAMILIES = (
-    {"amqp_connection", "amqp_topology", "message_publisher", "rmq_listener"},
+    {"amqp_headers", "amqp_connection", "amqp_topology", "message_publisher", "rmq_listener"},
     {"redis_client", "result_store", "stream_store"},
 )
 ADAPTERS = {*LIBRARIES, "status_server", "healthcheck"} - {*WORDS, "config"}
