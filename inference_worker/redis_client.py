@@ -58,6 +58,8 @@ def _describe(err: Exception) -> str:
         case redis.ConnectionError():
             return "no connection"
         case redis.ResponseError():
-            return f"refused: {str(err)[:120]}"
+            # an unknown command (SET may be renamed) is quoted with its arguments, and so with the answer
+            text = str(err).partition(", with args")[0][:120]
+            return f"refused ({type(err).__name__}): {text}"
         case _:
             return type(err).__name__

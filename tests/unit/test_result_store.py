@@ -439,3 +439,19 @@ def test_r80_no_error_tells_the_password(resp: RespServer, open_store: Callable[
     with pytest.raises(StoreDown) as caught:
         store.probe()
     assert "S3cret" not in str(caught.value)
+
+
+def test_a_refusal_that_quotes_its_command_does_not_bring_the_answer_into_the_error(
+    resp: RespServer, open_store: Callable[..., ResultStore]
+) -> None:
+    resp.answers["SET"] = b"-ERR unknown command 'SET', with args beginning with: 'infer_resp:r-1' 'the ANSWER'\r\n"
+    with pytest.raises(StoreDown) as caught:
+        open_store().save("r-1", COMPLETED, may_replace=_alive)
+    assert "unknown command" in str(caught.value)
+    assert "ANSWER" not in str(caught.value)
+
+
+def test_a_refusal_names_its_kind(resp: RespServer, open_store: Callable[..., ResultStore]) -> None:
+    resp.answers["SET"] = b"-READONLY You can't write against a read only replica.\r\n"
+    with pytest.raises(StoreDown, match="ReadOnlyError"):
+        open_store().save("r-1", COMPLETED, may_replace=_alive)
