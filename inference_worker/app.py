@@ -175,6 +175,7 @@ def run(config: Config, signals: SimpleQueue[int]) -> ExitCode:
         deadlines=deadlines,
         cut_off=processor.cut_off.set,
         grace_s=config.process.grace_s,
+        are_helpers_alive=lambda: streams.is_alive,
     )
     StatusServer(
         config.process.http_host,

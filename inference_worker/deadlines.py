@@ -21,8 +21,10 @@ class Bounded(StrEnum):
     MODEL_CALL = "model_call"
     #: a probe, a scrape, a request to a sink
     SIDE_CALL = "side_call"
-    #: one turn of the listener, or one copy being published
+    #: one turn of the listener
     BROKER_CALL = "broker_call"
+    #: one copy being published
+    COPY = "copy"
 
 
 @dataclass(slots=True, eq=False)

@@ -56,6 +56,8 @@ class Settlement:
     disposition: Disposition
     #: the broker has confirmed a copy, in the queue or in the dead-letter exchange; without it no copy earns an ack
     copy_confirmed: bool = False
+    #: the broker will never take the copy for the dead letters: a nack has to do, wherever the queue sends it
+    copy_refused: bool = False
     #: fields of the one log line, and of nothing else
     log_fields: dict[str, Any] = field(default_factory=dict)
 

@@ -75,8 +75,6 @@ class HealthChecker:
         self._lock = threading.Lock()
         self._snapshot = HealthSnapshot(False, time(), "not probed yet")
         self._next_probe_at = float("-inf")
-        #: monotonic, when the probe began that spoke last; a slot may probe beside the health thread
-        self._judged_at = float("-inf")
         #: monotonic, when the model was last reported: an answer to a probe begun before it proves nothing
         self._reported_at = float("-inf")
         #: a hold is not lifted before, whatever the probe says
@@ -115,46 +113,52 @@ class HealthChecker:
     def close(self) -> None:
         """Nothing is kept open here."""
 
-    def check_model(self) -> bool:
-        """Probe the model now and let the holds follow. Safe from any thread."""
+    def check_model(self) -> None:
+        """Probe the model now and let the holds follow."""
         began_at = monotonic()
         with self._lock:
             self._next_probe_at = began_at + self._settings.interval_s
-        try:
-            status = self._probe_model()
-            is_healthy, detail = status == _HEALTHY, f"GET /health answered {status}"
-        except HttpError as err:
-            is_healthy, detail = False, f"GET /health: {err}"
+        is_healthy, detail = self._probe()
         if is_healthy and self._stalled_s is not None:
             is_healthy, detail = False, f"requests are in work, and no token was made for {self._stalled_s:.0f} s"
         with self._lock:
-            if began_at < self._judged_at:
-                # another probe began later and has answered: what this one says is old
-                return self._snapshot.healthy
-            self._judged_at = began_at
             self._snapshot = HealthSnapshot(is_healthy, time(), detail)
             self._row = max(self._row, 0) + 1 if is_healthy else min(self._row, 0) - 1
-            is_settled = self._row >= self._settings.success_threshold or self._row <= -self._settings.failure_threshold
-        if not is_healthy:
-            if is_settled:
-                self._holds.raise_hold(HoldName.MODEL_UNHEALTHY, detail)
-            self._holds.lift(HoldName.MODEL_SUSPECT)
-            return False
-        with self._lock:
-            if not is_settled:
-                return True
-            if self._reported_at > began_at:
+            if not is_healthy:
+                if self._row <= -self._settings.failure_threshold:
+                    self._holds.raise_hold(HoldName.MODEL_UNHEALTHY, detail)
+                    self._holds.lift(HoldName.MODEL_SUSPECT)
+            elif self._reported_at > began_at:
+                # a call failed after this probe began: its answer proves nothing any more
                 self._next_probe_at = float("-inf")
-                self.wakeup.set()
-            elif monotonic() < self._unhealthy_until:
-                # a slot may have made this probe, while the health thread sleeps for longer
-                self._next_probe_at = self._unhealthy_until
-                self.wakeup.set()
-            else:
-                self._holds.lift(HoldName.MODEL_UNHEALTHY)
-            if self._reported_at <= began_at:
-                self._holds.lift(HoldName.MODEL_SUSPECT)
-        return True
+            elif self._row >= self._settings.success_threshold:
+                self._lift_model_holds()
+
+    def _lift_model_holds(self) -> None:
+        self._holds.lift(HoldName.MODEL_SUSPECT)
+        if monotonic() < self._unhealthy_until:
+            self._next_probe_at = self._unhealthy_until
+        else:
+            self._holds.lift(HoldName.MODEL_UNHEALTHY)
+
+    def _probe(self) -> tuple[bool, str]:
+        try:
+            status = self._probe_model()
+        except HttpError as err:
+            return False, f"GET /health: {err}"
+        return status == _HEALTHY, f"GET /health answered {status}"
+
+    def confirm_model(self) -> bool:
+        """Probe the model before a retry is spent on it. A bad answer stops the consuming until the next probe.
+
+        Runs on a slot thread. It counts for no threshold: retries that come in a row would use one up in milliseconds.
+        """
+        is_healthy, detail = self._probe()
+        if not is_healthy:
+            with self._lock:
+                self._holds.raise_hold(HoldName.MODEL_SUSPECT, detail)
+                self._ask_for_probe()
+        return is_healthy
 
     def _look_for_stall(self, now: float) -> None:
         if self._settings.stall_timeout_s > 0:
@@ -227,7 +231,7 @@ class HealthChecker:
                 pause_s = min(self._settings.store_retry_delay_s * 2.0**self._store_failures, _STORE_PAUSE_MAX_S)
                 self._store_failures = min(self._store_failures + 1, 30)
                 self._next_store_probe_at = monotonic() + pause_s
-        self._say_store_down(err)
+            self._say_store_down(err)
         self.wakeup.set()
 
     def report_saved(self) -> None:

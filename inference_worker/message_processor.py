@@ -66,8 +66,12 @@ logger = logging.getLogger(__name__)
 #: pauses before the second, third and fourth try to publish a copy (design section 5)
 _COPY_PAUSES_S = (1.0, 2.0, 4.0)
 _PUBLISH_HOLD_MAX_S = 30.0
+#: so often is a result that Redis does not take tried again after Redis could be written
+_MAX_REFUSALS = 5
 #: how soon a slot that waits for Redis notices that its session ended
 _LOOK_AGAIN_S = 0.25
+#: outcomes that a second delivery does not take over: it has to run, or to find and bill what is stored, by itself
+_NOT_SHARED = (Interrupted, StoreUnavailable, Found)
 #: a header outside printable ASCII cannot be sent on; W3C trace context is ASCII
 _TRACE_HEADERS = ("traceparent", "tracestate")
 
@@ -119,7 +123,7 @@ class Health(Protocol):
     def report(self, reply: ModelReply) -> None: ...
     def report_store_down(self, err: StoreDown) -> None: ...
     def report_saved(self) -> None: ...
-    def check_model(self) -> bool: ...
+    def confirm_model(self) -> bool: ...
 
 
 class Buffer(Protocol):
@@ -171,6 +175,9 @@ class _Attempt:
     unsaved: Outcome | None = None
     written: Result | None = None
     copy_confirmed: bool = False
+    copy_refused: bool = False
+    #: how often Redis could be written again, and yet did not take this result
+    refusals: int = 0
     usage: Usage | None = None
 
 
@@ -255,7 +262,7 @@ class MessageProcessor:
                     return Interrupted("session_ended")
                 if self._holds.is_raised(HoldName.DRAINING) or self.cut_off.is_set():
                     return Interrupted("joined_request_still_runs")
-            is_final = run.outcome is not None and not isinstance(run.outcome, Interrupted | StoreUnavailable)
+            is_final = run.outcome is not None and not isinstance(run.outcome, _NOT_SHARED)
             if is_final and run.retry_count == retry_count:
                 attempt.answer = run.outcome if isinstance(run.outcome, Answered) else None
                 return run.outcome
@@ -279,12 +286,12 @@ class MessageProcessor:
         Raises:  StoreDown
         """
         delivery = attempt.delivery
-        age_s = max(0.0, time() - request.received_at)
+        age_s = _age_s(request)
         if age_s > request.timeout_s or request.timeout_s <= 0:
             return Expired(age_s, request.timeout_s)
         # a retry is not spent on a model that does not answer its probe: the copy of one worker's failed call reaches
         # another one that has not noticed yet
-        if delivery.retry_count > 0 and not self._health.check_model():
+        if delivery.retry_count > 0 and not self._health.confirm_model():
             return Interrupted("held")
         if delivery.redelivered and self._settings.max_redeliveries and not attempt.is_start_counted:
             start_count = self._store.count_start(request.request_id)
@@ -306,7 +313,7 @@ class MessageProcessor:
         began_at = monotonic()
         time_left_s = None
         if self._settings.respects_deadline:
-            time_left_s = request.timeout_s - max(0.0, time() - request.received_at)
+            time_left_s = request.timeout_s - _age_s(request)
         reply = self._model.infer(request, trace=_trace(attempt.delivery), sink=attempt.stream, time_left_s=time_left_s)
         attempt.model_latency_s = monotonic() - began_at
         # before anything is published: the hold must be up when the copy can come back
@@ -348,7 +355,13 @@ class MessageProcessor:
             changed = self._carry_out(attempt, outcome, decision)
             if changed is None and not isinstance(decision.disposition, Hold):
                 return self._settlement(attempt, outcome, decision)
-            outcome = changed or attempt.unsaved or self._find_outcome(attempt)
+            if changed is None:
+                attempt.refusals += 1
+            if attempt.refusals > _MAX_REFUSALS:
+                # one key, or one size, that Redis refuses must not keep a slot, and the consuming, for ever
+                outcome = Bug("Redis can be written, but does not take this result")
+            else:
+                outcome = changed or attempt.unsaved or self._find_outcome(attempt)
 
     def _conclude_bug(self, attempt: _Attempt) -> Settlement:
         """500 and a dead letter, and the slot takes the next."""
@@ -373,9 +386,16 @@ class MessageProcessor:
             case Reject(reason):
                 if not attempt.delivery.session.rejects_by_copy:
                     return None
-                return self._publish(
+                changed = self._publish(
                     attempt, lambda: self._publisher.publish_dead_letter(attempt.delivery, reason=reason)
                 )
+                if isinstance(changed, CopyRefused):
+                    # nothing better can follow; the failed result is stored
+                    attempt.copy_refused = True
+                    extra = {"event": "dead_letter_refused", "request_id": attempt.request_id}
+                    logger.error("no copy for the dead letters, the message is nacked: %s", changed.error, extra=extra)
+                    return None
+                return changed
             case Hold():
                 return self._wait_for_store(attempt)
             case Requeue():
@@ -511,7 +531,7 @@ class MessageProcessor:
             fields["status_code"] = status_code
         if attempt.model_latency_s is not None:
             fields["model_latency_s"] = round(attempt.model_latency_s, 4)
-        return Settlement(attempt.delivery, disposition, attempt.copy_confirmed, fields)
+        return Settlement(attempt.delivery, disposition, attempt.copy_confirmed, attempt.copy_refused, fields)
 
     def _record(self, attempt: _Attempt, disposition: str, status: str | None, status_code: int | None) -> None:
         request, written, usage = attempt.request, attempt.written, attempt.usage
@@ -550,6 +570,11 @@ def _status(attempt: _Attempt, outcome: Outcome) -> tuple[str | None, int | None
             return "failed", status_code
         case _:
             return ("completed", outcome.status_code) if isinstance(outcome, Found) else (None, None)
+
+
+def _age_s(request: InferenceRequest) -> float:
+    """How old a request is; one from a clock that is ahead of ours is new (field report R54)."""
+    return max(0.0, time() - request.received_at)
 
 
 def _trace(delivery: Delivery) -> dict[str, str]:

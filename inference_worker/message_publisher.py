@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import struct
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -23,6 +23,8 @@ from inference_worker.errors import BrokerError, CopyNotConfirmed, CopyRefusedFo
 
 #: the whole of it: connect, publish, confirm; then its socket is shut down
 _PUBLISH_LIMIT_S = 30.0
+#: how soon a slot that waits for its turn notices that it waits in vain
+_LOOK_AGAIN_S = 0.25
 _PRECONDITION_FAILED = 406
 #: what pika raises for a header or property that it cannot write: trying again would not help
 _ENCODING_ERRORS = (
@@ -75,7 +77,7 @@ class MessagePublisher:
         self._publish(self._dlx, self._dlx_key, delivery, {"x-dead-letter-reason": reason})
 
     def _publish(self, exchange: str, routing_key: str, delivery: Delivery, headers: dict[str, Any]) -> None:
-        with self._one_at_a_time, self._connection() as connection:
+        with self._turn(delivery), self._connection() as connection:
             try:
                 properties = _copy_properties(delivery, headers)
                 channel = connection.channel()
@@ -96,12 +98,30 @@ class MessagePublisher:
                 raise CopyNotConfirmed(f"no confirm for the copy ({describe(err)})") from err
 
     @contextmanager
+    def _turn(self, delivery: Delivery) -> Iterator[None]:
+        """Wait for our turn, while there is a reason to."""
+        while not self._one_at_a_time.acquire(timeout=_LOOK_AGAIN_S):
+            self._give_up_in_vain(delivery)
+        try:
+            self._give_up_in_vain(delivery)
+            yield
+        finally:
+            self._one_at_a_time.release()
+
+    def _give_up_in_vain(self, delivery: Delivery) -> None:
+        # minutes may pass while those before us connect to a broker that does not answer
+        if delivery.session.ended:
+            raise CopyNotConfirmed("the session has ended, the original is delivered again")
+        if self._deadlines.is_ended(Bounded.COPY):
+            raise CopyNotConfirmed("not begun: the process is about to end")
+
+    @contextmanager
     def _connection(self) -> Any:
         try:
             connection = self._connect()
         except BrokerError as err:
             raise CopyNotConfirmed(str(err)) from err
-        with self._deadlines.bound(Bounded.BROKER_CALL, _PUBLISH_LIMIT_S, lambda: shut_down(connection)):
+        with self._deadlines.bound(Bounded.COPY, _PUBLISH_LIMIT_S, lambda: shut_down(connection)):
             try:
                 yield connection
             finally:

@@ -247,11 +247,11 @@ class Verdict(StrEnum):
     UNAVAILABLE = "unavailable"
 
 
-def classify_croesus_status(status_code: int) -> Verdict:
+def classify_croesus_status(status_code: int, *, event_count: int = 1) -> Verdict:
     """Tell a fault of the events from one of Croesus, of the way there, or of our login."""
-    if 200 <= status_code < 300:
+    # 409 for one event: it has it already, and says so more loudly than it has to; of a batch each is offered alone
+    if 200 <= status_code < 300 or (status_code == 409 and event_count == 1):
         return Verdict.ACCEPTED
-    # 409: a Croesus that answers a duplicate with a conflict must not stop all others for ever
     if status_code in (400, 409, 413, 422):
         return Verdict.REFUSED
     return Verdict.UNAVAILABLE
@@ -564,7 +564,7 @@ class MetricsReporter:
         except HttpError as err:
             self._usage_trouble.failed(str(err), usage_events=self._buffer.usage_depth)
             return Verdict.UNAVAILABLE
-        verdict = classify_croesus_status(status_code)
+        verdict = classify_croesus_status(status_code, event_count=len(group))
         if verdict is Verdict.UNAVAILABLE:
             self._usage_trouble.failed(
                 f"HTTP {status_code}", status_code=status_code, usage_events=self._buffer.usage_depth

@@ -58,8 +58,13 @@ def _describe(err: Exception) -> str:
         case redis.ConnectionError():
             return "no connection"
         case redis.ResponseError():
-            # an unknown command (SET may be renamed) is quoted with its arguments, and so with the answer
-            text = str(err).partition(", with args")[0][:120]
-            return f"refused ({type(err).__name__}): {text}"
+            # a command of a pipeline is quoted before the reason, an unknown command in it: with the answer, both times
+            reason = str(err).rpartition("caused error: ")[2].partition("'")[0][:80].strip()
+            return f"refused ({type(err).__name__}{': ' + reason if reason else ''})"
         case _:
             return type(err).__name__
+
+
+def is_wrong_type(err: redis.ResponseError) -> bool:
+    """Tell whether a key holds another kind of value than was asked for."""
+    return "WRONGTYPE" in str(err) or "wrong kind of value" in str(err)

@@ -12,7 +12,7 @@ import redis
 
 from inference_worker.errors import StoreDown
 from inference_worker.messages import AlreadyCompleted, Completed, NotOurs, Saved, SaveOutcome, decode_completed
-from inference_worker.redis_client import translated
+from inference_worker.redis_client import is_wrong_type, translated
 
 #: how often a `failed` value may change under us before we take the store for unusable
 _WATCH_TRIES = 5
@@ -52,7 +52,7 @@ class ResultStore:
         """Replace what is no `completed` result; None when it changed meanwhile."""
         with self._client.pipeline() as pipe:
             pipe.watch(key)
-            stored = pipe.get(key)
+            stored = _get(pipe, key)
             completed = decode_completed(stored) if stored is not None else None
             if completed is not None:
                 return AlreadyCompleted(completed)
@@ -72,7 +72,7 @@ class ResultStore:
         Raises:  StoreDown, StoreLoginRefused
         """
         with translated(self._client):
-            stored = self._client.get(_key(request_id))
+            stored = _get(self._client, _key(request_id))
         return decode_completed(stored) if stored is not None else None
 
     def count_start(self, request_id: str) -> int:
@@ -130,3 +130,14 @@ def _starts_key(request_id: str) -> str:
 
 def _key(request_id: str) -> str:
     return f"infer_resp:{request_id}"
+
+
+def _get(client: Any, key: str) -> bytes | None:
+    """Read a value; what is no string is no result of ours, and a SET replaces it."""
+    try:
+        value: bytes | None = client.get(key)
+    except redis.ResponseError as err:
+        if not is_wrong_type(err):
+            raise
+        return b""
+    return value

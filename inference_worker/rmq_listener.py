@@ -21,7 +21,7 @@ import tenacity
 
 from inference_worker.amqp_connection import LIBRARY_ERRORS, close_connection, describe, shut_down, unflushed
 from inference_worker.amqp_topology import Topology, TopologyNames
-from inference_worker.deadlines import Bounded, Deadlines
+from inference_worker.deadlines import Bound, Bounded, Deadlines
 from inference_worker.delivery import Delivery, Session, Settlement
 from inference_worker.disposition import NAMES, Ack, Reject, Republish, Requeue
 from inference_worker.documents import QueueDepth
@@ -82,6 +82,8 @@ class RmqListener:
         self._consumer_tag: str | None = None
         #: the prefetch of the consumer that lives; 0 without one
         self._granted = 0
+        #: what slots worked on when this consumer began
+        self._before: set[Delivery] = set()
         self._unsettled: set[int] = set()
         self._failures = 0
         #: in a row; not `_failures`, which a lost session counts in: the first failed connect after it is news
@@ -121,8 +123,8 @@ class RmqListener:
 
     @property
     def is_settled(self) -> bool:
-        """Whether nothing is left to settle."""
-        return not self._unsettled and not self._settlements
+        """Whether nothing is left to settle; what belongs to an ended session cannot be."""
+        return self._session.ended or (not self._unsettled and not self._settlements)
 
     @property
     def state(self) -> ListenerState:
@@ -145,9 +147,9 @@ class RmqListener:
 
     def tick(self, now: float) -> float:
         """Do one turn: connect, or pump and settle. Returns the seconds to wait before the next."""
-        with self._deadlines.bound(Bounded.BROKER_CALL, _TURN_LIMIT_S, self._shut_down):
-            if self._session.ended:
-                return self._open_session(now)
+        if self._session.ended:
+            return self._open_session(now)
+        with self._bound_turn():
             try:
                 self._connection.process_data_events(time_limit=0 if self._settlements else _PUMP_S)
                 self._follow_holds()
@@ -161,10 +163,13 @@ class RmqListener:
 
     def close(self) -> None:
         """End the last session. What is unsettled goes back to the queue with it."""
-        with self._deadlines.bound(Bounded.BROKER_CALL, _TURN_LIMIT_S, self._shut_down):
+        with self._bound_turn():
             if not self._session.ended:
                 self._session.ended = True
                 close_connection(self._connection)
+
+    def _bound_turn(self) -> Bound:
+        return self._deadlines.bound(Bounded.BROKER_CALL, _TURN_LIMIT_S, self._shut_down)
 
     def _shut_down(self) -> None:
         shut_down(self._connection)
@@ -179,9 +184,11 @@ class RmqListener:
             self._drop_stale()
             return self._retry_at - now
         try:
+            # bounds itself; there is no socket yet that could be shut down
             self._connection = self._connect()
-            rejects_by_copy = self._topology.declare(self._connection, now=now)
-            self._channel = self._connection.channel()
+            with self._bound_turn():
+                rejects_by_copy = self._topology.declare(self._connection, now=now)
+                self._channel = self._connection.channel()
             self._settling = unflushed(self._channel)
         except (BrokerError, *LIBRARY_ERRORS) as err:
             self._report_failure(err)
@@ -256,13 +263,23 @@ class RmqListener:
             return
         if self._is_draining or self._granted == self._prefetch:
             return
-        # the broker counts what is unacked for each consumer apart, and knows nothing of calls that outlived a session:
-        # a new consumer with the whole prefetch would take messages that wait here for a slot while others are idle
-        free = self._prefetch - self._slots.load_count
-        if free > self._granted:
+        grant = self._next_grant()
+        if grant > self._granted:
             if self._consumer_tag is not None:
                 self._cancel_consumer()
-            self.resume_consuming(free)
+            self.resume_consuming(grant)
+
+    def _next_grant(self) -> int:
+        """Decide how much a consumer may have in hand while calls of before still occupy slots.
+
+        The broker counts what is unacked for each consumer apart, and knows nothing of calls that outlived a session: a
+        new consumer with the whole prefetch would take messages that wait here for a slot while others are idle (R12).
+        So it gets what is free. Its own calls are no reason for less: once those of before have ended it gets the
+        whole, or a busy worker would stay at half its slots; what is too much then, once, is less than it had.
+        """
+        if self._consumer_tag is not None and not self._slots.are_in_work(self._before):
+            return self._prefetch
+        return self._prefetch - self._slots.load_count
 
     def suspend_consuming(self) -> None:
         """Cancel the consumer, then give back what no slot has begun; what has begun runs on."""
@@ -283,6 +300,7 @@ class RmqListener:
         self._channel.basic_qos(prefetch_count=prefetch)
         self._consumer_tag = self._channel.basic_consume(self._names.queue, self._on_message, auto_ack=False)
         self._granted = prefetch
+        self._before = self._slots.in_work() if prefetch < self._prefetch else set()
         self._consuming_since = monotonic()
         extra = {
             "event": "consuming",
@@ -338,7 +356,7 @@ class RmqListener:
                 self._settling.basic_ack(delivery.tag)
             case Republish() | Reject() if settlement.copy_confirmed:
                 self._settling.basic_ack(delivery.tag)
-            case Reject() if not delivery.session.rejects_by_copy:
+            case Reject() if settlement.copy_refused or not delivery.session.rejects_by_copy:
                 self._settling.basic_nack(delivery.tag, requeue=False)
             case Requeue() | Republish() | Reject():
                 # without its copy a message must stay: a nack might drop it from a queue that is not ours

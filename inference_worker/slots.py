@@ -23,7 +23,7 @@ class Slots:
         self._work = work
         self._waiting: deque[Delivery] = deque()
         self._changed = threading.Condition()
-        self._in_work_count = 0
+        self._in_work: set[Delivery] = set()
         self._stopping = False
         self._threads = [
             threading.Thread(target=self._run, name=f"slot-{number}", daemon=True) for number in range(count)
@@ -59,13 +59,22 @@ class Slots:
 
     @property
     def in_work_count(self) -> int:
-        return self._in_work_count
+        return len(self._in_work)
+
+    def in_work(self) -> set[Delivery]:
+        """Return what slots work on now."""
+        with self._changed:
+            return set(self._in_work)
+
+    def are_in_work(self, deliveries: set[Delivery]) -> bool:
+        """Whether any of these is still being worked on."""
+        return not self._in_work.isdisjoint(deliveries)
 
     @property
     def load_count(self) -> int:
         """Deliveries that are here: in work, or waiting for a slot."""
         with self._changed:
-            return self._in_work_count + len(self._waiting)
+            return len(self._in_work) + len(self._waiting)
 
     @property
     def are_alive(self) -> bool:
@@ -78,7 +87,7 @@ class Slots:
                 self._work(delivery)
             finally:
                 with self._changed:
-                    self._in_work_count -= 1
+                    self._in_work.discard(delivery)
 
     def _next(self) -> Delivery | None:
         with self._changed:
@@ -86,5 +95,6 @@ class Slots:
                 if self._stopping:
                     return None
                 self._changed.wait(_LOOK_AGAIN_S)
-            self._in_work_count += 1
-            return self._waiting.popleft()
+            delivery = self._waiting.popleft()
+            self._in_work.add(delivery)
+            return delivery

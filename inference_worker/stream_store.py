@@ -18,7 +18,7 @@ from typing import Any
 import redis
 
 from inference_worker.errors import StoreDown
-from inference_worker.redis_client import translated
+from inference_worker.redis_client import is_wrong_type, translated
 
 logger = logging.getLogger(__name__)
 
@@ -129,11 +129,27 @@ class StreamStore:
 
         Raises:  StoreDown, StoreLoginRefused
         """
-        with translated(self._client), self._client.pipeline(transaction=False) as pipe:
+        with translated(self._client):
+            try:
+                self._append(key, entries)
+            except redis.ResponseError as err:
+                if not is_wrong_type(err):
+                    raise
+                # somebody else's value under our key
+                self._client.delete(key)
+                self._append(key, entries)
+
+    def _append(self, key: str, entries: list[dict[str, bytes | str]]) -> None:
+        with self._client.pipeline(transaction=False) as pipe:
             for entry in entries:
                 pipe.xadd(key, entry, maxlen=_MAX_ENTRIES, approximate=True)
             pipe.expire(key, self._ttl_s)
             pipe.execute()
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether the writer lives, or was not needed yet."""
+        return self._writer is None or self._writer.is_alive()
 
     def _run(self) -> None:
         while True:

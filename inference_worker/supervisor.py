@@ -145,6 +145,7 @@ class Supervisor:
         deadlines: Deadlines,
         cut_off: Callable[[], None],
         grace_s: float,
+        are_helpers_alive: Callable[[], bool] = lambda: True,
         cut_off_limit_s: float = _CUT_OFF_LIMIT_S,
     ) -> None:
         self._parts = parts
@@ -153,6 +154,8 @@ class Supervisor:
         self._deadlines = deadlines
         self._cut_off = cut_off
         self._grace_s = grace_s
+        #: threads that live inside adapters
+        self._are_helpers_alive = are_helpers_alive
         self._cut_off_limit_s = cut_off_limit_s
         self._listener = _ServiceThread(parts.listener)
         self._health = _ServiceThread(parts.health)
@@ -184,7 +187,8 @@ class Supervisor:
 
     @property
     def _has_died(self) -> bool:
-        return any(service.has_died for service in self._services) or not self._parts.slots.are_alive
+        pools_live = self._parts.slots.are_alive and self._are_helpers_alive()
+        return not pools_live or any(service.has_died for service in self._services)
 
     def _watch(self) -> int | None:
         """Wait a moment for a signal, and end what ran out of time."""
@@ -197,7 +201,8 @@ class Supervisor:
     def _stop(self, *, grace_s: float) -> bool:
         """Drain, cut off what outlasts the grace, close everything; True when nothing was left unsettled."""
         self._holds.raise_hold(HoldName.DRAINING, "stop was asked for", level=logging.INFO)
-        self._deadlines.shorten(Bounded.BROKER_CALL, _BROKER_CALL_LIMIT_WHEN_STOPPING_S)
+        for kind in (Bounded.BROKER_CALL, Bounded.COPY):
+            self._deadlines.shorten(kind, _BROKER_CALL_LIMIT_WHEN_STOPPING_S)
         self._parts.listener.drain()
         self._parts.reporter.drain()
         is_settled = self._drain(grace_s)
@@ -207,6 +212,7 @@ class Supervisor:
             logger.warning("cutting %d requests off; they go back to the queue", in_work, extra=extra)
             self._cut_off()
             self._deadlines.end(Bounded.MODEL_CALL)
+            self._deadlines.end(Bounded.COPY)
             is_settled = self._wait(lambda: self._is_idle, self._cut_off_limit_s)
         self._parts.slots.stop()
         self._end(self._listener, _LISTENER_CLOSE_S)

@@ -174,6 +174,8 @@ class RecordingHealth:
         self.reports: list[ModelReply] = []
         self.is_healthy = True
         self.store_down = threading.Event()
+        #: what else happens then
+        self.on_store_down: Callable[[], None] = lambda: None
 
     def report(self, reply: ModelReply) -> None:
         self.reports.append(reply)
@@ -183,11 +185,12 @@ class RecordingHealth:
         self._holds.raise_hold(HoldName.RESULT_STORE_DOWN, str(err))
         self._journal.append("report: store down")
         self.store_down.set()
+        self.on_store_down()
 
     def report_saved(self) -> None:
         self._journal.append("report: saved")
 
-    def check_model(self) -> bool:
+    def confirm_model(self) -> bool:
         self._journal.append("probe")
         return self.is_healthy
 

@@ -192,19 +192,19 @@ def test_a_probe_that_began_before_the_report_proves_nothing(well: Neighbours, r
     assert well.raised == set()
 
 
-def test_a_probe_made_by_a_slot_does_not_leave_the_health_thread_asleep(well: Neighbours) -> None:
-    """A report during that probe asks for another one, which only the health thread makes."""
-    well.checker.report(FAILED)
+def test_a_good_probe_before_a_retry_changes_nothing(well: Neighbours) -> None:
+    assert well.checker.confirm_model()
+    assert well.raised == set()
+
+
+def test_a_bad_probe_before_a_retry_holds_and_asks_for_a_probe_of_the_health_thread(well: Neighbours) -> None:
     well.checker.wakeup.clear()
-
-    def report_then_the_health_thread_looks() -> None:
-        well.checker.report(FAILED)
-        well.checker.wakeup.clear()
-
-    well.meanwhile = report_then_the_health_thread_looks
-    assert well.checker.check_model()
-    assert SUSPECT in well.raised
+    well.status = HttpUnreachable("refused")
+    assert not well.checker.confirm_model()
+    assert well.raised == {SUSPECT}
     assert well.checker.wakeup.is_set()
+    well.tick()
+    assert well.raised == {UNHEALTHY}
 
 
 def test_a_suspect_model_that_fails_its_probe_is_unhealthy(well: Neighbours) -> None:
@@ -407,3 +407,14 @@ def test_r47_without_a_stall_timeout_the_counters_are_not_read() -> None:
     checker, holds = checker_with([200], tokens=[5.0], in_work_count=1)
     checker._count_tokens = lambda: pytest.fail("read")
     assert unhealthy_after_each(checker, holds, 3) == [False, False, False]
+
+
+def test_bad_probes_before_retries_use_no_threshold_up_and_hold_until_a_good_one() -> None:
+    checker, holds = checker_with([200, 503, 503, 503, 503, 200], failure_threshold=3)
+    checker.tick(monotonic())
+    for _ in range(3):
+        assert not checker.confirm_model()
+    checker.tick(monotonic())
+    assert [hold.name for hold in holds.snapshot()] == [HoldName.MODEL_SUSPECT]
+    checker.tick(monotonic() + 10_000)
+    assert holds.snapshot() == []

@@ -95,6 +95,7 @@ class Worker:
             ProcessorSettings(
                 max_retries=1,
                 max_redeliveries=10,
+                respects_deadline=False,
                 deployment_id="d",
                 replica_id="r",
                 user_id="u",

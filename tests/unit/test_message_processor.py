@@ -22,7 +22,7 @@ from inference_worker.disposition import (
     Requeue,
     Unavailable,
 )
-from inference_worker.errors import CopyNotConfirmed, CopyRefusedForGood
+from inference_worker.errors import CopyNotConfirmed, CopyRefusedForGood, StoreDown
 from inference_worker.holds import HoldName
 from inference_worker.messages import Completed, ErrorType, Failed, encode_result
 from inference_worker.model_client import Sign
@@ -553,3 +553,32 @@ def test_r58_the_time_left_goes_along_only_where_deadlines_are_respected(bench: 
     strict.process(make_delivery(request_body(received_at=time() - 50, timeout_s=60.0)))
     assert strict.model.times_left_s == [pytest.approx(10, abs=1)]
     strict.close()
+
+
+def test_a_dead_letter_copy_that_is_refused_for_good_ends_with_a_nack_and_its_result(bench: Bench) -> None:
+    bench.publisher.errors.append(CopyRefusedForGood("406"))
+    settlement = bench.process(make_delivery(request_body(timeout_s="x"), session=Session(1, rejects_by_copy=True)))
+    assert settlement.disposition == Reject("malformed_request")
+    assert (settlement.copy_confirmed, settlement.copy_refused) == (False, True)
+    assert bench.stored()["status_code"] == 400
+    assert bench.publisher.tries_count == 1
+
+
+def test_a_result_that_redis_never_takes_though_it_can_be_written_does_not_keep_its_slot_for_ever(bench: Bench) -> None:
+    refused = 0
+
+    def refuse_answers(request_id: str, value: bytes, *, may_replace: Any) -> Any:
+        nonlocal refused
+        if b'"completed"' in value:
+            refused += 1
+            raise StoreDown("too large")
+        return original(request_id, value, may_replace=may_replace)
+
+    original = bench.store.save
+    bench.store.save = refuse_answers  # type: ignore[method-assign]
+    bench.health.on_store_down = lambda: bench.holds.lift(HoldName.RESULT_STORE_DOWN)
+    settlement = bench.process(make_delivery(redelivered=True))
+    assert settlement.disposition == Reject("internal_error")
+    assert bench.stored()["error_type"] == "internal_error"
+    assert len(bench.model.requests) == 1
+    assert refused > 3

@@ -636,7 +636,12 @@ def test_r74_an_event_goes_again_as_it_was(bench: Bench) -> None:
     assert first.body == second.body
 
 
-@pytest.mark.parametrize("status_code", [400, 409, 413, 422])
+def test_a_conflict_means_that_croesus_has_the_event_and_in_a_batch_each_is_asked_for_alone() -> None:
+    assert classify_croesus_status(409) is Verdict.ACCEPTED
+    assert classify_croesus_status(409, event_count=2) is Verdict.REFUSED
+
+
+@pytest.mark.parametrize("status_code", [400, 413, 422])
 def test_a_refused_event_stays_and_does_not_block_the_others(
     bench: Bench, status_code: int, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -758,8 +763,8 @@ def test_a_failing_croesus_is_logged_once_then_every_tenth_time_and_when_it_is_b
 @pytest.mark.parametrize(
     ("status_codes", "verdict"),
     [
-        ((200, 201, 202, 204), Verdict.ACCEPTED),
-        ((400, 409, 413, 422), Verdict.REFUSED),
+        ((200, 201, 202, 204, 409), Verdict.ACCEPTED),
+        ((400, 413, 422), Verdict.REFUSED),
         ((301, 302, 307, 401, 403, 404, 405, 408, 429, 500, 502, 503, 504), Verdict.UNAVAILABLE),
     ],
 )

@@ -12,6 +12,7 @@ import pytest
 import redis
 from fakes_resp import OK, RespServer
 
+from inference_worker import redis_client
 from inference_worker.errors import StoreDown, StoreLoginRefused
 from inference_worker.messages import (
     AlreadyCompleted,
@@ -455,3 +456,19 @@ def test_a_refusal_names_its_kind(resp: RespServer, open_store: Callable[..., Re
     resp.answers["SET"] = b"-READONLY You can't write against a read only replica.\r\n"
     with pytest.raises(StoreDown, match="ReadOnlyError"):
         open_store().save("r-1", COMPLETED, may_replace=_alive)
+
+
+def test_a_refused_pipeline_does_not_bring_its_commands_into_the_error() -> None:
+    quoted = "Command # 1 (SET infer_resp:r-1 the ANSWER...) of pipeline caused error: OOM command not allowed"
+    error = redis_client._describe(redis.ResponseError(quoted))
+    assert error == "refused (ResponseError: OOM command not allowed)"
+
+
+@pytest.mark.parametrize("kind", ["list", "stream"])
+def test_a_value_of_another_type_under_our_key_is_no_result_and_is_replaced(kind: str) -> None:
+    client = fakeredis.FakeRedis()
+    store = ResultStore(client, ttl_s=TTL_S, replica_id="replica-1")
+    client.rpush(KEY, b"x") if kind == "list" else client.xadd(KEY, {"x": "y"})
+    assert store.load_completed("r-1") is None
+    assert isinstance(store.save("r-1", COMPLETED, may_replace=_alive), Saved)
+    assert client.get(KEY) == COMPLETED

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from inference_worker.deadlines import Bounded
-from inference_worker.delivery import Settlement
+from inference_worker.delivery import Delivery, Settlement
 from inference_worker.disposition import Ack, Reject, Republish, Requeue
 from inference_worker.documents import QueueDepth
 from inference_worker.errors import BrokerError, BrokerUnusable
@@ -765,3 +765,57 @@ def test_r04_every_call_on_the_consumers_connection_is_made_by_the_listener_thre
     assert bench.listener.stale_settlements_total == 0
     assert bench.ready() == []
     bench.close()
+
+
+def test_a_busy_worker_gets_all_its_slots_back_after_a_hold() -> None:
+    """With a backlog there is never a moment without calls: its own must not be counted against a consumer."""
+    gates: dict[int, threading.Event] = {}
+
+    def work(delivery: Delivery) -> None:
+        gates[delivery.tag] = threading.Event()
+        assert gates[delivery.tag].wait(LONG_TIMEOUT_S)
+
+    bench = ListenerBench(prefetch=8, work=work)
+    bench.consume()
+    bench.publish(*(b"%d" % number for number in range(60)))
+    bench.turn_until(lambda: bench.slots.in_work_count == 8)
+    bench.holds.raise_hold(UNHEALTHY, "503")
+    bench.turn_until(lambda: bench.consumer_count == 0)
+    bench.holds.lift(UNHEALTHY)
+    most = 0
+    for _ in range(40):
+        oldest = min(bench.slots.in_work(), key=lambda delivery: delivery.tag)
+        count = bench.slots.in_work_count
+        gates[oldest.tag].set()
+        bench.turn_until(lambda count=count, oldest=oldest: not bench.slots.are_in_work({oldest}))  # type: ignore[misc]
+        bench.done(oldest)
+        bench.turn()
+        most = max(most, bench.listener._granted)
+    assert most == 8
+    assert bench.listener._granted == 8
+    for gate in gates.values():
+        gate.set()
+    bench.slots._work = lambda delivery: None
+    bench.close()
+
+
+def test_r16_a_dead_letter_whose_copy_is_refused_for_good_is_nacked_wherever_the_queue_sends_it(
+    bench: ListenerBench,
+) -> None:
+    bench.consume()
+    bench.publish(b"m")
+    (delivery,) = bench.take(1)
+    delivery.session.rejects_by_copy = True
+    bench.listener.hand_in(Settlement(delivery, Reject("malformed_request"), copy_refused=True))
+    bench.turn()
+    assert bench.unacked() == bench.ready() == []
+
+
+def test_what_belongs_to_an_ended_session_does_not_hold_a_stop_up(bench: ListenerBench) -> None:
+    bench.consume()
+    bench.publish(b"m")
+    (delivery,) = bench.take(1)
+    drop_link(bench)
+    bench.turn()
+    bench.listener.hand_in(Settlement(delivery, Ack("completed")))
+    assert bench.listener.is_settled
