@@ -20,7 +20,7 @@ from inference_worker.http_client import HttpClient
 from inference_worker.kept_answers import KeptAnswers
 from inference_worker.message_processor import MessageProcessor, ProcessorSettings
 from inference_worker.message_publisher import MessagePublisher
-from inference_worker.metrics_buffer import MetricsBuffer
+from inference_worker.metrics_buffer import MAX_USAGE_EVENTS, MAX_USAGE_EVENTS_ON_DISK, MetricsBuffer
 from inference_worker.metrics_reporter import MetricsReporter, ReporterSettings
 from inference_worker.metrics_scraper import token_progress
 from inference_worker.model_client import ModelClient, ModelSettings
@@ -30,6 +30,7 @@ from inference_worker.slots import Slots
 from inference_worker.status_server import StatusServer
 from inference_worker.stream_store import StreamStore
 from inference_worker.supervisor import ExitCode, Parts, Supervisor
+from inference_worker.usage_outbox import UsageOutbox
 
 logger = logging.getLogger(__name__)
 
@@ -94,7 +95,13 @@ def run(config: Config, signals: SimpleQueue[int]) -> ExitCode:
         count_tokens=lambda: _count_tokens(config, side_http),
         count_in_work=lambda: slots.in_work_count,
     )
-    buffer = MetricsBuffer(max_records=config.metrics.buffer_size, on_half_full=lambda: reporter.flush_soon())
+    outbox_path = config.billing.outbox_path
+    buffer = MetricsBuffer(
+        max_records=config.metrics.buffer_size,
+        max_usage_events=MAX_USAGE_EVENTS_ON_DISK if outbox_path else MAX_USAGE_EVENTS,
+        on_half_full=lambda: reporter.flush_soon(),
+        outbox=UsageOutbox(outbox_path) if outbox_path else None,
+    )
 
     def connect(purpose: str) -> object:
         name = f"inference_worker {identity.deployment_id} {identity.replica_id} {purpose}"

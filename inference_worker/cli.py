@@ -11,7 +11,7 @@ from queue import SimpleQueue
 
 from inference_worker import __version__, logs
 from inference_worker.config import Config, load_config, load_environment, to_text
-from inference_worker.errors import ConfigError
+from inference_worker.errors import ConfigError, Fault, OutboxUnusable
 from inference_worker.healthcheck import is_alive
 from inference_worker.supervisor import ExitCode
 
@@ -72,4 +72,8 @@ def _work(config: Config, signals: SimpleQueue[int]) -> int:
     from inference_worker import app
 
     logs.set_up(level=config.process.log_level, log_format=config.process.log_format)
-    return app.run(config, signals)
+    try:
+        return app.run(config, signals)
+    except OutboxUnusable as err:
+        _print_faults(ConfigError((Fault("USAGE_OUTBOX_PATH", config.billing.outbox_path, str(err)),)))
+        return ExitCode.BAD_CONFIG

@@ -185,6 +185,15 @@ def _file() -> Kind:
     return Kind(read, "must be a file that can be read")
 
 
+def _new_file() -> Kind:
+    def read(text: str) -> str:
+        if not os.access(os.path.dirname(text) or ".", os.W_OK) or os.path.isdir(text):
+            raise ValueError
+        return text
+
+    return Kind(read, "must be a file in a folder that can be written")
+
+
 def _identifier() -> Kind:
     def read(text: str) -> str:
         # it becomes part of a queue's name (255 bytes in AMQP) and of an event's source, which is a URI
@@ -524,6 +533,13 @@ GROUPS: Final[tuple[Group, ...]] = (
             Variable("CROESUS_HOST", "billing.croesus_url", _base_url(), None, "Base URL of Croesus"),
             Variable("CROESUS_BATCH_SIZE", "billing.batch_size", _integer(1, 1000), "1", "Usage events in one request"),
             Variable(
+                "USAGE_OUTBOX_PATH",
+                "billing.outbox_path",
+                _new_file(),
+                "",
+                "SQLite file, of this worker alone, in which usage events survive a kill; empty: memory only",
+            ),
+            Variable(
                 "CROESUS_SERVICE_TOKEN",
                 "billing.service_token",
                 _header_token(),
@@ -672,6 +688,8 @@ class BillingConfig:
 
     croesus_url: str
     batch_size: int
+    #: empty: memory only
+    outbox_path: str
     service_token: str = field(repr=False)
 
 

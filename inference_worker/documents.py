@@ -149,6 +149,22 @@ class UsageEvent(msgspec.Struct, frozen=True):
     data: UsageData
 
 
+_USAGE_DECODER = msgspec.json.Decoder(UsageEvent)
+
+
+def encode_usage(event: UsageEvent) -> bytes:
+    """Encode for the outbox."""
+    return msgspec.json.encode(event)
+
+
+def decode_usage(text: bytes) -> UsageEvent | None:
+    """Decode what the outbox holds; None for what is no usage event."""
+    try:
+        return _USAGE_DECODER.decode(text)
+    except msgspec.DecodeError:
+        return None
+
+
 class UsageCloudEvent(msgspec.Struct, frozen=True, kw_only=True):
     """A usage event on its way to Croesus: CloudEvents 1.0, structured JSON. `source` and `id` together identify it."""
 

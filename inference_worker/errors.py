@@ -108,3 +108,10 @@ class CopyNotConfirmed(BrokerError):
 
 class CopyRefusedForGood(BrokerError):
     """Raised by `message_publisher`: the broker will never take this copy (406, larger than its limit)."""
+
+
+# -- the outbox -------------------------------------------------------------------------------------------------------
+
+
+class OutboxUnusable(WorkerError):
+    """Raised by `usage_outbox` at the start: the file cannot be opened or read, or another worker has it."""

@@ -1,6 +1,7 @@
 """Where records and usage events wait for the next flush: one lock, bounded, the oldest goes first.
 
-Slots append, `metrics-reporter` takes. Memory only: it knows nothing of sinks, formats or files.
+Slots append, `metrics-reporter` takes. Memory, and for usage an outbox when one is handed in: it knows nothing of
+sinks, formats or files.
 Source: design section 10; field report R71.
 """
 
@@ -10,11 +11,22 @@ import threading
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable
 from itertools import islice
+from typing import Protocol
 
 from inference_worker.documents import InferenceRequestRecord, UsageEvent
 
 #: usage events kept for a Croesus that does not take them (design section 10)
 MAX_USAGE_EVENTS = 100_000
+#: the same where they survive a kill
+MAX_USAGE_EVENTS_ON_DISK = 1_000_000
+
+
+class Outbox(Protocol):
+    """Where usage events survive the process."""
+
+    def load(self) -> list[tuple[int, UsageEvent]]: ...
+    def put(self, event: UsageEvent) -> int | None: ...
+    def remove(self, numbers: Iterable[int]) -> None: ...
 
 
 class MetricsBuffer:
@@ -26,6 +38,7 @@ class MetricsBuffer:
         max_records: int,
         max_usage_events: int = MAX_USAGE_EVENTS,
         on_half_full: Callable[[], None] | None = None,
+        outbox: Outbox | None = None,
     ) -> None:
         """`on_half_full` is called on the appending thread, once from one `take_records` to the next."""
         self._lock = threading.Lock()
@@ -39,6 +52,12 @@ class MetricsBuffer:
         # is given away twice. Ordered, because events leave from the middle too: a refused one stays, younger ones go
         self._usage: OrderedDict[int, UsageEvent] = OrderedDict()
         self._usage_dropped = 0
+        self._outbox = outbox
+        #: number in the outbox, by identity
+        self._numbers: dict[int, int] = {}
+        for number, event in outbox.load() if outbox else ():
+            self._usage[id(event)] = event
+            self._numbers[id(event)] = number
 
     def append(self, record: InferenceRequestRecord) -> None:
         """Keep one record; when full, the oldest is dropped and counted."""
@@ -55,12 +74,19 @@ class MetricsBuffer:
             self._on_half_full()
 
     def append_usage(self, event: UsageEvent) -> None:
-        """Keep one usage event; when full, the oldest is dropped and counted."""
+        """Keep one usage event, in the outbox first where there is one; when full, the oldest is dropped and counted."""
+        number = self._outbox.put(event) if self._outbox else None
+        dropped = None
         with self._lock:
             self._usage[id(event)] = event
+            if number is not None:
+                self._numbers[id(event)] = number
             if len(self._usage) > self._max_usage_events:
-                self._usage.popitem(last=False)
+                oldest, _ = self._usage.popitem(last=False)
+                dropped = self._numbers.pop(oldest, None)
                 self._usage_dropped += 1
+        if self._outbox is not None and dropped is not None:
+            self._outbox.remove([dropped])
 
     def take_records(self) -> tuple[list[InferenceRequestRecord], int]:
         """Hand over all records, oldest first, and how many were dropped since the last take."""
@@ -78,9 +104,15 @@ class MetricsBuffer:
 
     def drop_usage(self, events: Iterable[UsageEvent]) -> None:
         """Remove exactly these events, as they came from `peek_usage`; one that fell out meanwhile is passed over."""
+        numbers = []
         with self._lock:
             for event in events:
                 self._usage.pop(id(event), None)
+                number = self._numbers.pop(id(event), None)
+                if number is not None:
+                    numbers.append(number)
+        if self._outbox is not None and numbers:
+            self._outbox.remove(numbers)
 
     @property
     def record_depth(self) -> int:

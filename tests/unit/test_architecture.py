@@ -26,7 +26,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     # adapters
     (
         *("http_client", "redis_client", "amqp_headers", "metrics_scraper", "usage_events"),
-        *("logs", "status_server", "healthcheck"),
+        *("usage_outbox", "logs", "status_server", "healthcheck"),
     ),
     ("amqp_connection",),
     ("amqp_topology", "message_publisher", "result_store", "stream_store"),
