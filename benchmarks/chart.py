@@ -11,8 +11,8 @@ from benchmarks import tables as write
 from benchmarks.figures import latency, slots, throughput
 from benchmarks.results import Results
 
-_WIDTH = 860
-_LABEL_WIDTH = 250
+_WIDTH = 890
+_LABEL_WIDTH = 280
 _VALUE_WIDTH = 130
 _BAR_HEIGHT = 18
 _ROW_HEIGHT = 26

@@ -74,7 +74,7 @@ class MetricsBuffer:
             self._on_half_full()
 
     def append_usage(self, event: UsageEvent) -> None:
-        """Keep one usage event, in the outbox first where there is one; when full, the oldest is dropped and counted."""
+        """Keep one usage event, in the outbox first where there is one; the oldest is dropped and counted when full."""
         number = self._outbox.put(event) if self._outbox else None
         dropped = None
         with self._lock:
