@@ -165,7 +165,11 @@ def main() -> int:
     except ServersMissing as err:
         say_on_stderr(str(err))
         return 1
-    print(servers)
+    match servers:
+        case Programs():
+            print(f"RabbitMQ: {servers.rabbitmq_server}, Redis: {servers.redis_server}")
+        case Containers():
+            print(f"RabbitMQ and Redis: in containers, by {servers.docker}")
     return 0
 
 
