@@ -17,7 +17,8 @@ from .support import LONG_TIMEOUT_S, Deployment, wait_record
 pytestmark = pytest.mark.integration
 
 TLS = Path(__file__).parent.parent / "tls"
-CERTIFICATE, KEY = TLS / "localhost-certificate.pem", TLS / "localhost-key.pem"
+#: one certificate serves the broker and the worker; who signed it signs nothing else, its key was thrown away
+CA, CERTIFICATE, KEY = TLS / "rabbitmq-ca.pem", TLS / "rabbitmq-peer.pem", TLS / "rabbitmq-peer-key.pem"
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +31,7 @@ def tls_broker(servers: Servers, tls_port: int) -> Iterator[RabbitMq]:
     """A broker that speaks TLS on one more port, and asks every client there for a certificate."""
     lines = f"""
 listeners.ssl.default = 127.0.0.1:{tls_port}
-ssl_options.cacertfile = {CERTIFICATE}
+ssl_options.cacertfile = {CA}
 ssl_options.certfile = {CERTIFICATE}
 ssl_options.keyfile = {KEY}
 ssl_options.verify = verify_peer
@@ -51,7 +52,7 @@ def test_requests_are_served_over_mutual_tls(deployment: Deployment, tls_port: i
         RABBITMQ_HOST="localhost",
         RABBITMQ_PORT=tls_port,
         RABBITMQ_TLS="true",
-        RABBITMQ_CA_FILE=CERTIFICATE,
+        RABBITMQ_CA_FILE=CA,
         RABBITMQ_CERT_FILE=CERTIFICATE,
         RABBITMQ_KEY_FILE=KEY,
     )
@@ -63,7 +64,7 @@ def test_requests_are_served_over_mutual_tls(deployment: Deployment, tls_port: i
 
 @pytest.mark.parametrize(
     "files",
-    [{}, {"RABBITMQ_CA_FILE": CERTIFICATE}],
+    [{}, {"RABBITMQ_CA_FILE": CA}],
     ids=["nobody vouches for the broker", "no certificate of ours"],
 )
 def test_a_refused_handshake_is_said_at_error_and_tried_again(
