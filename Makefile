@@ -34,7 +34,7 @@ export ASKED := $(value PROMPT)
 
 .PHONY: test
 test: $(READY) ## unit and contract tests: fakeredis, a stubbed pika channel, no servers; under a minute
-	@$(PY) -m pytest tests -m "not integration" -q --cov --cov-report=term:skip-covered
+	@$(PY) -m pytest tests -m "not integration" -q -n auto --cov --cov-report=term:skip-covered
 
 .PHONY: integration
 integration: $(READY) ## the same laws on a real RabbitMQ and a real Redis, which are installed when missing
