@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import sys
+from collections.abc import Callable
 from queue import SimpleQueue
 
 from inference_worker import __version__, amqp_connection, redis_client
@@ -69,6 +70,74 @@ def _count_tokens(config: Config, http: HttpClient) -> float | None:
     return token_progress(page.body.decode(errors="replace")) if page.status_code == 200 else None
 
 
+def _health_settings(config: Config) -> HealthSettings:
+    return HealthSettings(
+        interval_s=config.health.interval_s,
+        store_retry_delay_s=config.store.retry_delay_s,
+        failure_threshold=config.health.failure_threshold,
+        success_threshold=config.health.success_threshold,
+        stall_timeout_s=config.health.stall_timeout_s,
+    )
+
+
+def _model_settings(config: Config) -> ModelSettings:
+    model = config.model
+    return ModelSettings(
+        infer_url=model.base_url + model.infer_path,
+        timeout_s=model.infer_timeout_s,
+        max_response_bytes=model.max_response_bytes,
+        api_key=model.api_key,
+        retry_status_codes=model.retry_status_codes,
+        ttft_header=model.ttft_header,
+        tbt_header=model.tbt_header,
+    )
+
+
+def _processor_settings(config: Config) -> ProcessorSettings:
+    identity = config.identity
+    return ProcessorSettings(
+        max_retries=config.retry.max_retries,
+        max_redeliveries=config.retry.max_redeliveries,
+        respects_deadline=config.model.respects_deadline,
+        deployment_id=identity.deployment_id,
+        replica_id=identity.replica_id,
+        user_id=identity.user_id,
+        org_id=identity.org_id,
+        model_id=identity.model_id,
+    )
+
+
+def _reporter_settings(config: Config) -> ReporterSettings:
+    identity = config.identity
+    return ReporterSettings(
+        deployment_id=identity.deployment_id,
+        replica_id=identity.replica_id,
+        user_id=identity.user_id,
+        org_id=identity.org_id,
+        model=identity.model_id,
+        worker_version=__version__,
+        metrics_url=config.metrics.server_url + "/metrics",
+        metrics_token=config.metrics.service_token,
+        events_url=config.billing.croesus_url + "/events",
+        flush_interval_s=config.metrics.flush_interval_s,
+        http_timeout_s=config.metrics.http_timeout_s,
+        vllm_metrics_url=config.metrics.vllm_url,
+        dcgm_metrics_url=config.metrics.dcgm_url,
+        croesus_batch_size=config.billing.batch_size,
+        events_token=config.billing.service_token,
+    )
+
+
+def _open_buffer(config: Config, *, on_half_full: Callable[[], None]) -> MetricsBuffer:
+    outbox_path = config.billing.outbox_path
+    return MetricsBuffer(
+        max_records=config.metrics.buffer_size,
+        max_usage_events=MAX_USAGE_EVENTS_ON_DISK if outbox_path else MAX_USAGE_EVENTS,
+        on_half_full=on_half_full,
+        outbox=UsageOutbox(outbox_path) if outbox_path else None,
+    )
+
+
 def run(config: Config, signals: SimpleQueue[int]) -> ExitCode:
     """Build the worker and run it until it is told to stop."""
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
@@ -78,13 +147,7 @@ def run(config: Config, signals: SimpleQueue[int]) -> ExitCode:
     side_http = HttpClient(deadlines, Bounded.SIDE_CALL, max_response_bytes=_SIDE_RESPONSE_BYTES)
     store, streams = open_stores(config)
     health = HealthChecker(
-        HealthSettings(
-            interval_s=config.health.interval_s,
-            store_retry_delay_s=config.store.retry_delay_s,
-            failure_threshold=config.health.failure_threshold,
-            success_threshold=config.health.success_threshold,
-            stall_timeout_s=config.health.stall_timeout_s,
-        ),
+        _health_settings(config),
         holds=holds,
         probe_model=lambda: (
             side_http.exchange(
@@ -95,39 +158,16 @@ def run(config: Config, signals: SimpleQueue[int]) -> ExitCode:
         count_tokens=lambda: _count_tokens(config, side_http),
         count_in_work=lambda: slots.in_work_count,
     )
-    outbox_path = config.billing.outbox_path
-    buffer = MetricsBuffer(
-        max_records=config.metrics.buffer_size,
-        max_usage_events=MAX_USAGE_EVENTS_ON_DISK if outbox_path else MAX_USAGE_EVENTS,
-        on_half_full=lambda: reporter.flush_soon(),
-        outbox=UsageOutbox(outbox_path) if outbox_path else None,
-    )
+    buffer = _open_buffer(config, on_half_full=lambda: reporter.flush_soon())
 
     def connect(purpose: str) -> object:
         name = f"inference_worker {identity.deployment_id} {identity.replica_id} {purpose}"
         return amqp_connection.open_connection(broker, name=name)
 
     processor = MessageProcessor(
-        ProcessorSettings(
-            max_retries=config.retry.max_retries,
-            max_redeliveries=config.retry.max_redeliveries,
-            respects_deadline=model.respects_deadline,
-            deployment_id=identity.deployment_id,
-            replica_id=identity.replica_id,
-            user_id=identity.user_id,
-            org_id=identity.org_id,
-            model_id=identity.model_id,
-        ),
+        _processor_settings(config),
         model=ModelClient(
-            ModelSettings(
-                infer_url=model.base_url + model.infer_path,
-                timeout_s=model.infer_timeout_s,
-                max_response_bytes=model.max_response_bytes,
-                api_key=model.api_key,
-                retry_status_codes=model.retry_status_codes,
-                ttft_header=model.ttft_header,
-                tbt_header=model.tbt_header,
-            ),
+            _model_settings(config),
             HttpClient(deadlines, Bounded.MODEL_CALL, max_response_bytes=model.max_response_bytes),
         ),
         store=store,
@@ -153,23 +193,7 @@ def run(config: Config, signals: SimpleQueue[int]) -> ExitCode:
     # the health thread lifts the holds that end by themselves, and may sleep for a whole interval otherwise
     holds.watch(listener.wake, health.wakeup.set)
     reporter = MetricsReporter(
-        settings=ReporterSettings(
-            deployment_id=identity.deployment_id,
-            replica_id=identity.replica_id,
-            user_id=identity.user_id,
-            org_id=identity.org_id,
-            model=identity.model_id,
-            worker_version=__version__,
-            metrics_url=config.metrics.server_url + "/metrics",
-            metrics_token=config.metrics.service_token,
-            events_url=config.billing.croesus_url + "/events",
-            flush_interval_s=config.metrics.flush_interval_s,
-            http_timeout_s=config.metrics.http_timeout_s,
-            vllm_metrics_url=config.metrics.vllm_url,
-            dcgm_metrics_url=config.metrics.dcgm_url,
-            croesus_batch_size=config.billing.batch_size,
-            events_token=config.billing.service_token,
-        ),
+        settings=_reporter_settings(config),
         buffer=buffer,
         http=side_http,
         health=lambda: health.snapshot,
