@@ -11,7 +11,7 @@ import math
 import os
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Any, Final
 from urllib.parse import urlsplit
 
@@ -873,9 +873,3 @@ def to_text() -> str:
             if variable.kind.rule != "must be a text":
                 lines.append(" " * (width + 4) + variable.kind.rule)
     return "\n".join(lines) + "\n"
-
-
-def _targets_are_complete() -> bool:
-    """Each field of each section has exactly one variable (asked by a test)."""
-    wanted = sorted(f"{section}.{f.name}" for section, kind in _SECTIONS.items() for f in fields(kind))
-    return wanted == sorted(variable.target for variable in VARIABLES)
