@@ -12,6 +12,7 @@ from queue import SimpleQueue
 
 from inference_worker import __version__, amqp_connection, redis_client
 from inference_worker.amqp_topology import TopologyNames
+from inference_worker.cancel_watch import CancelWatch
 from inference_worker.config import Config
 from inference_worker.deadlines import Bounded, Deadlines
 from inference_worker.errors import HttpError
@@ -39,8 +40,9 @@ logger = logging.getLogger(__name__)
 _SWITCH_INTERVAL_S = 0.0005
 #: probes, scrapes and the sinks' answers: a vLLM page has 50 kB
 _SIDE_RESPONSE_BYTES = 8 * 2**20
-#: Redis connections beside one for each slot: the probe, the stream writer, and what a dropped one leaves behind
-_SPARE_CONNECTIONS = 4
+#: Redis connections beside one for each slot: the probe, the stream writer, the cancel watch, and what a dropped one
+#: leaves behind
+_SPARE_CONNECTIONS = 5
 
 
 def topology_names(config: Config) -> TopologyNames:
@@ -99,6 +101,7 @@ def _processor_settings(config: Config) -> ProcessorSettings:
         max_retries=config.retry.max_retries,
         max_redeliveries=config.retry.max_redeliveries,
         respects_deadline=config.model.respects_deadline,
+        looks_for_cancels=config.model.cancel_poll_interval_s > 0,
         deployment_id=identity.deployment_id,
         replica_id=identity.replica_id,
         user_id=identity.user_id,
@@ -136,6 +139,15 @@ def _open_buffer(config: Config, *, on_half_full: Callable[[], None]) -> Metrics
         on_half_full=on_half_full,
         outbox=UsageOutbox(outbox_path) if outbox_path else None,
     )
+
+
+def _watch_cancels(config: Config, deadlines: Deadlines, store: ResultStore) -> CancelWatch | None:
+    interval_s = config.model.cancel_poll_interval_s
+    if interval_s == 0:
+        return None
+    watch = CancelWatch(interval_s=interval_s, deadlines=deadlines, find_cancelled=store.find_cancelled)
+    watch.start()
+    return watch
 
 
 def run(config: Config, signals: SimpleQueue[int]) -> ExitCode:
@@ -199,6 +211,7 @@ def run(config: Config, signals: SimpleQueue[int]) -> ExitCode:
         health=lambda: health.snapshot,
         queue_depth=listener.queue_depth,
     )
+    cancel_watch = _watch_cancels(config, deadlines, store)
     supervisor = Supervisor(
         Parts(listener=listener, health=health, reporter=reporter, slots=slots),
         signals=signals,
@@ -206,7 +219,7 @@ def run(config: Config, signals: SimpleQueue[int]) -> ExitCode:
         deadlines=deadlines,
         cut_off=processor.cut_off.set,
         grace_s=config.process.grace_s,
-        are_helpers_alive=lambda: streams.is_alive,
+        are_helpers_alive=lambda: streams.is_alive and (cancel_watch is None or cancel_watch.is_alive),
     )
     StatusServer(
         config.process.http_host,

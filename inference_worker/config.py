@@ -44,14 +44,14 @@ def _integer(low: int, high: int) -> Kind:
     return Kind(read, f"must be an integer from {low} to {high}")
 
 
-def _seconds(low: float, high: float) -> Kind:
+def _seconds(low: float, high: float, *, zero: bool = False) -> Kind:
     def read(text: str) -> float:
         value = float(text) if re.fullmatch(r"[+-]?[0-9.]+(e[+-]?[0-9]+)?", text, re.IGNORECASE) else math.nan
-        if not low <= value <= high:
+        if not (low <= value <= high or (zero and value == 0)):
             raise ValueError
         return value
 
-    return Kind(read, f"must be a number of seconds from {low:g} to {high:g}")
+    return Kind(read, f"must be {'0 or ' if zero else ''}a number of seconds from {low:g} to {high:g}")
 
 
 def _choice(*words: str) -> Kind:
@@ -380,6 +380,14 @@ GROUPS: Final[tuple[Group, ...]] = (
                 "End a call when the request's own time is over, with a 408; false: it may run on to its end",
             ),
             Variable(
+                "CANCEL_POLL_INTERVAL_S",
+                "model.cancel_poll_interval_s",
+                _seconds(0.05, 3600, zero=True),
+                "1",
+                "How often Redis is asked whether running requests were cancelled (`infer_cancel:<request_id>`); "
+                "0: never, and not before a call either",
+            ),
+            Variable(
                 "MODEL_MAX_RESPONSE_BYTES",
                 "model.max_response_bytes",
                 _integer(1024, 512 * 2**20),
@@ -638,6 +646,8 @@ class ModelConfig:
     infer_path: str
     infer_timeout_s: float
     respects_deadline: bool
+    #: 0: nothing can be cancelled
+    cancel_poll_interval_s: float
     max_response_bytes: int
     api_key: str = field(repr=False)
     retry_status_codes: frozenset[int]

@@ -2,7 +2,8 @@
 
 Safe from any thread; the supervisor's loop calls `cut_overdue` several times a second. Two libraries need it: the
 timeout of requests is per read, so a trickling answer would never end, and pika waits without a bound on a stalled
-link (law 5). Cutting means shutting a socket down, which wakes its reader; `close()` would not.
+link (law 5). Cutting means shutting a socket down, which wakes its reader; `close()` would not. A call that has a name
+can be cancelled by it.
 """
 
 from __future__ import annotations
@@ -35,13 +36,17 @@ class Bound:
     kind: Bounded
     limit_s: float
     cut: Callable[[], None]
+    #: by which it can be cancelled: the request_id of a model call
+    name: str | None = None
     #: monotonic
     began_at: float = 0.0
     was_cut: bool = False
+    was_cancelled: bool = False
 
-    def __enter__(self) -> None:
+    def __enter__(self) -> Bound:
         self.began_at = monotonic()
         self.register.add(self)
+        return self
 
     def __exit__(self, *_: object) -> None:
         self.register.remove(self)
@@ -57,12 +62,12 @@ class Deadlines:
         self._caps_s: dict[Bounded, float] = {}
         self._ended_kinds: set[Bounded] = set()
 
-    def bound(self, kind: Bounded, limit_s: float, cut: Callable[[], None]) -> Bound:
+    def bound(self, kind: Bounded, limit_s: float, cut: Callable[[], None], *, name: str | None = None) -> Bound:
         """Run the body of a `with` for at most `limit_s` seconds; then `cut` is called, once, from another thread.
 
         `cut` must not wait for anything: it runs under the register's lock.
         """
-        return Bound(self, kind, limit_s, cut)
+        return Bound(self, kind, limit_s, cut, name)
 
     def add(self, bound: Bound) -> None:
         """Begin to watch a call."""
@@ -88,6 +93,19 @@ class Deadlines:
         self._ended_kinds.add(kind)
         self.shorten(kind, 0)
         self.cut_overdue(monotonic())
+
+    def running_names(self) -> set[str]:
+        """Return the names of the calls that run now and can be cancelled."""
+        with self._lock:
+            return {running.name for running in self._running if running.name is not None and not running.was_cut}
+
+    def cancel(self, names: set[str]) -> None:
+        """Cut off the calls of these names; each learns by `was_cancelled` that it was not its time that ran out."""
+        with self._lock:
+            for running in self._running:
+                if running.name in names and not running.was_cut:
+                    running.was_cut = running.was_cancelled = True
+                    running.cut()
 
     def cut_overdue(self, now: float) -> None:
         """Cut off what has run out of time. Called by the supervisor."""

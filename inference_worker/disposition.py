@@ -67,6 +67,11 @@ class Unavailable:
 
 
 @dataclass(frozen=True, slots=True)
+class Cancelled:
+    """Its producer no longer wants it."""
+
+
+@dataclass(frozen=True, slots=True)
 class DeadlyTooOften:
     """The model was called for it again and again, and each time nobody lived to settle it."""
 
@@ -118,6 +123,7 @@ Outcome = (
     | ModelError
     | InvalidAnswer
     | Unavailable
+    | Cancelled
     | DeadlyTooOften
     | Found
     | StoreUnavailable
@@ -212,6 +218,8 @@ def decide_disposition(outcome: Outcome, given: Circumstances) -> Decision:
             return Decision(Failed(502, outcome.error, ErrorType.INVALID_MODEL_ANSWER), Ack("invalid_model_answer"))
         case Unavailable():
             return _decide_unavailable(outcome, given)
+        case Cancelled():
+            return Decision(Failed(499, "the producer cancelled the request", ErrorType.CANCELLED), Ack("cancelled"))
         case DeadlyTooOften():
             error = f"a worker died with the request {outcome.start_count} times"
             return Decision(Failed(500, error, ErrorType.TOO_MANY_REDELIVERIES), Reject("too_many_redeliveries"))

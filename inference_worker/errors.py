@@ -80,6 +80,10 @@ class HttpCutOff(HttpError):
     """We ended the exchange ourselves (hard stop)."""
 
 
+class HttpCancelled(HttpError):
+    """We ended this one exchange ourselves, because nobody waits for its answer any more."""
+
+
 # -- the result store -------------------------------------------------------------------------------------------------
 
 

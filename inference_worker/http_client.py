@@ -25,6 +25,7 @@ from requests.structures import CaseInsensitiveDict
 
 from inference_worker.deadlines import Bounded, Deadlines
 from inference_worker.errors import (
+    HttpCancelled,
     HttpCutOff,
     HttpError,
     HttpIncomplete,
@@ -235,26 +236,27 @@ class HttpClient:
         body: bytes | None = None,
         timeout_s: float,
         listen: Listen | None = None,
+        name: str | None = None,
     ) -> HttpAnswer:
         """Send one request and read the whole answer.
 
-        Runs on the caller's thread; can be cut off from any thread through `Deadlines`.
+        Runs on the caller's thread; can be cut off from any thread through `Deadlines`, and cancelled by its name.
 
         Shapes:  `listen` hears of the head, and may return a function that takes the pieces of the body as they come;
                  the answer's body is empty then
         Units:   timeout_s seconds, over the whole exchange (the timeout of requests is per read)
-        Raises:  HttpUnreachable, HttpTimeout, HttpIncomplete, HttpTooLarge, HttpCutOff
+        Raises:  HttpUnreachable, HttpTimeout, HttpIncomplete, HttpTooLarge, HttpCutOff, HttpCancelled
         Source:  design section 8
         """
         line = self._line()
         ends_at = monotonic() + timeout_s
         prepared = line.prepare(method, url, headers or {}, body)
         try:
-            return self._try_once(line, prepared, ends_at, listen)
+            return self._try_once(line, prepared, ends_at, listen, name)
         except _ClosedWhileIdle:
             # the server closed a kept-alive connection as the request arrived: nothing was answered, so nothing was
             # lost, and it must not cost the request a retry (R38). On a fresh connection it would be a failed attempt
-            return self._try_once(line, prepared, ends_at, listen)
+            return self._try_once(line, prepared, ends_at, listen, name)
 
     def _line(self) -> _Line:
         line: _Line | None = getattr(self._lines, "line", None)
@@ -263,7 +265,12 @@ class HttpClient:
         return line
 
     def _try_once(
-        self, line: _Line, prepared: requests.PreparedRequest, ends_at: float, listen: Listen | None
+        self,
+        line: _Line,
+        prepared: requests.PreparedRequest,
+        ends_at: float,
+        listen: Listen | None,
+        name: str | None,
     ) -> HttpAnswer:
         left_s = ends_at - monotonic()
         if left_s <= 0:
@@ -272,7 +279,7 @@ class HttpClient:
         wire.begin()
         if self._deadlines.is_ended(self._kind):
             raise HttpCutOff("not begun: the process is about to end")
-        with self._deadlines.bound(self._kind, left_s, wire.cut):
+        with self._deadlines.bound(self._kind, left_s, wire.cut, name=name) as bound:
             try:
                 timeout = (min(_CONNECT_TIMEOUT_S, left_s), left_s)
                 with closing(line.adapter.exchange(prepared, timeout=timeout)) as response:
@@ -282,6 +289,8 @@ class HttpClient:
                     raise ConnectionAbortedError("cut off")
                 return answer
             except (OSError, ValueError, urllib3.exceptions.HTTPError) as err:
+                if bound.was_cancelled:
+                    raise HttpCancelled("cancelled") from err
                 raise self._translate(err, wire, ends_at) from err
 
     def _read(self, response: urllib3.BaseHTTPResponse, listen: Listen | None) -> HttpAnswer:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import secrets
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from time import monotonic, time
 from typing import Protocol, assert_never
@@ -22,6 +22,7 @@ from inference_worker.disposition import (
     Ack,
     Answered,
     Bug,
+    Cancelled,
     Circumstances,
     CopyRefused,
     CopyUnconfirmed,
@@ -106,6 +107,7 @@ class Store(Protocol):
 
     def save(self, request_id: str, value: bytes, *, may_replace: Callable[[], bool]) -> SaveOutcome: ...
     def load_completed(self, request_id: str) -> Completed | None: ...
+    def find_cancelled(self, request_ids: Iterable[str]) -> set[str]: ...
     def count_start(self, request_id: str) -> int: ...
     def uncount_start(self, request_id: str) -> None: ...
 
@@ -142,6 +144,8 @@ class ProcessorSettings:
     max_redeliveries: int
     #: a call ends at the request's own deadline
     respects_deadline: bool
+    #: Redis is asked before each call whether anybody still wants the answer
+    looks_for_cancels: bool
     deployment_id: str
     replica_id: str
     user_id: str
@@ -289,6 +293,8 @@ class MessageProcessor:
         age_s = _age_s(request)
         if age_s > request.timeout_s or request.timeout_s <= 0:
             return Expired(age_s, request.timeout_s)
+        if self._settings.looks_for_cancels and self._store.find_cancelled((request.request_id,)):
+            return Cancelled()
         # a retry is not spent on a model that does not answer its probe: the copy of one worker's failed call reaches
         # another one that has not noticed yet
         if delivery.retry_count > 0 and not self._health.confirm_model():

@@ -30,6 +30,7 @@ class ErrorType(StrEnum):
     MODEL_ERROR = "model_error"
     MODEL_UNAVAILABLE = "model_unavailable"
     INVALID_MODEL_ANSWER = "invalid_model_answer"
+    CANCELLED = "cancelled"
     TOO_MANY_REDELIVERIES = "too_many_redeliveries"
     INTERNAL_ERROR = "internal_error"
 

@@ -14,8 +14,25 @@ from http.client import responses
 from typing import Protocol, assert_never
 from urllib.parse import quote
 
-from inference_worker.disposition import Answered, Expired, Interrupted, InvalidAnswer, ModelError, Outcome, Unavailable
-from inference_worker.errors import HttpCutOff, HttpError, HttpIncomplete, HttpTimeout, HttpTooLarge, HttpUnreachable
+from inference_worker.disposition import (
+    Answered,
+    Cancelled,
+    Expired,
+    Interrupted,
+    InvalidAnswer,
+    ModelError,
+    Outcome,
+    Unavailable,
+)
+from inference_worker.errors import (
+    HttpCancelled,
+    HttpCutOff,
+    HttpError,
+    HttpIncomplete,
+    HttpTimeout,
+    HttpTooLarge,
+    HttpUnreachable,
+)
 from inference_worker.messages import InferenceRequest
 from inference_worker.model_answer import BodyFacts, BodyKind, Timings, read_body, to_seconds
 from inference_worker.model_stream import StreamEnd
@@ -80,6 +97,7 @@ class Exchange(Protocol):
         body: bytes | None,
         timeout_s: float,
         listen: Callable[[int, Mapping[str, str]], Callable[[bytes], None] | None] | None = None,
+        name: str | None = None,
     ) -> Answer: ...
 
 
@@ -117,7 +135,7 @@ class ModelClient:
     ) -> ModelReply:
         """Send one request to the model and read the whole answer.
 
-        Runs on a slot thread; can be cut off from any thread.
+        Runs on a slot thread; can be cut off from any thread, and cancelled by the request_id.
 
         Units:   time_left_s seconds, where the request's own deadline is respected: what runs out is the request's time
         Shapes:  the payload goes out byte for byte, but for `include_usage` in a stream; trace holds `traceparent` and
@@ -145,6 +163,7 @@ class ModelClient:
                 body=body,
                 timeout_s=timeout_s,
                 listen=reader.listen if reader else None,
+                name=request.request_id,
             )
         except HttpError as err:
             if is_own_deadline and isinstance(err, HttpTimeout):
@@ -241,6 +260,8 @@ def _reply_without_answer(err: HttpError) -> ModelReply:
     match err:
         case HttpCutOff():
             return ModelReply(Interrupted("cut_off"), Sign.NONE, detail)
+        case HttpCancelled():
+            return ModelReply(Cancelled(), Sign.NONE, detail)
         case HttpTooLarge():
             return ModelReply(InvalidAnswer(detail), Sign.WELL, detail)
         case HttpUnreachable():

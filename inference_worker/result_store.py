@@ -5,7 +5,8 @@ Runs on slot threads and, for the probe, on the health thread. Knows redis.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import redis
@@ -13,6 +14,8 @@ import redis
 from inference_worker.errors import StoreDown
 from inference_worker.messages import AlreadyCompleted, Completed, NotOurs, Saved, SaveOutcome, decode_completed
 from inference_worker.redis_client import is_wrong_type, translated
+
+logger = logging.getLogger(__name__)
 
 #: how often a `failed` value may change under us before we take the store for unusable
 _WATCH_TRIES = 5
@@ -26,6 +29,7 @@ class ResultStore:
         self._client: Any = client
         self._ttl_s = ttl_s
         self._probe_key = f"infer_resp:.probe:{replica_id}"
+        self._may_read_cancels = True
 
     def save(self, request_id: str, value: bytes, *, may_replace: Callable[[], bool]) -> SaveOutcome:
         """Write a result, unless a `completed` one is there already.
@@ -74,6 +78,29 @@ class ResultStore:
         with translated(self._client):
             stored = _get(self._client, _key(request_id))
         return decode_completed(stored) if stored is not None else None
+
+    def find_cancelled(self, request_ids: Iterable[str]) -> set[str]:
+        """Return those of these requests that their producers cancelled, by any value under `infer_cancel:<id>`.
+
+        Runs on slot threads and on the cancel watch's. Without the right to read those keys nothing is cancelled: a
+        deployment that never cancels must not stand still for it.
+
+        Raises:  StoreDown, StoreLoginRefused
+        Source:  design section 8 "Cancelling"
+        """
+        if not self._may_read_cancels:
+            return set()
+        asked = list(request_ids)
+        with translated(self._client):
+            try:
+                # MGET for one as well: it takes a value of another type for none, where GET raises
+                values = self._client.execute_command("MGET", *map(_cancel_key, asked))
+            except redis.exceptions.NoPermissionError:
+                self._may_read_cancels = False
+                extra = {"event": "cancels_unreadable"}
+                logger.warning("Redis does not let us read infer_cancel:*, so nothing can be cancelled", extra=extra)
+                return set()
+        return {request_id for request_id, value in zip(asked, values, strict=True) if value is not None}
 
     def count_start(self, request_id: str) -> int:
         """Count that a redelivered request is begun, across all workers; return how often it was, this one included.
@@ -126,6 +153,10 @@ class ResultStore:
 
 def _starts_key(request_id: str) -> str:
     return f"infer_starts:{request_id}"
+
+
+def _cancel_key(request_id: str) -> str:
+    return f"infer_cancel:{request_id}"
 
 
 def _key(request_id: str) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from time import monotonic, time
@@ -128,6 +128,9 @@ class JournalStore:
         self._journal.append("look")
         return self._store.load_completed(request_id)
 
+    def find_cancelled(self, request_ids: Iterable[str]) -> set[str]:
+        return self._store.find_cancelled(request_ids)
+
     def count_start(self, request_id: str) -> int:
         return self._store.count_start(request_id)
 
@@ -231,6 +234,7 @@ class Bench:
     max_retries: int = 1
     max_redeliveries: int = 10
     respects_deadline: bool = False
+    looks_for_cancels: bool = True
     journal: list[str] = field(default_factory=list)
     settlements: list[Settlement] = field(default_factory=list)
 
@@ -250,6 +254,7 @@ class Bench:
                 max_retries=self.max_retries,
                 max_redeliveries=self.max_redeliveries,
                 respects_deadline=self.respects_deadline,
+                looks_for_cancels=self.looks_for_cancels,
                 deployment_id="deployment-1",
                 replica_id="replica-1",
                 user_id="user-1",
@@ -299,6 +304,9 @@ class Bench:
 
     def put(self, value: bytes, request_id: str = "r-1") -> None:
         self.store.client.set(f"infer_resp:{request_id}", value)
+
+    def cancel(self, request_id: str = "r-1") -> None:
+        self.store.client.set(f"infer_cancel:{request_id}", b"1", ex=60)
 
     def redis_goes_down(self) -> None:
         self.redis.connected = False

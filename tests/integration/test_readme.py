@@ -50,7 +50,7 @@ def test_the_readme_shows_the_producer_as_it_is() -> None:
 
 def test_the_producer_is_short_enough_to_be_read() -> None:
     code = [line for line in (PROJECT_FOLDER / "devstack/producer.py").read_text().splitlines() if line.strip()]
-    assert len(code) <= 30
+    assert len(code) <= 40
 
 
 @pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md"])

@@ -22,7 +22,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("model_stream", "stream_request", "disposition"),
     # edges of memory
     ("delivery", "deadlines", "holds", "kept_answers", "running_requests", "metrics_buffer", "config", "stall_watch"),
-    ("slots",),
+    ("slots", "cancel_watch"),
     # adapters
     (
         *("http_client", "redis_client", "amqp_headers", "metrics_scraper", "usage_events"),

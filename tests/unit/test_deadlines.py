@@ -30,6 +30,31 @@ def test_a_call_is_cut_when_its_time_is_over_and_once() -> None:
     assert cut.count == 1
 
 
+def test_a_call_is_cancelled_by_its_name_and_knows_it() -> None:
+    deadlines, mine, other, nameless = Deadlines(), Cut(), Cut(), Cut()
+    with (
+        deadlines.bound(CALL, 5.0, mine, name="r-1") as my_bound,
+        deadlines.bound(CALL, 5.0, other, name="r-2") as other_bound,
+        deadlines.bound(CALL, 5.0, nameless),
+    ):
+        assert deadlines.running_names() == {"r-1", "r-2"}
+        deadlines.cancel({"r-1", "r-3"})
+        deadlines.cancel({"r-1"})
+        assert (mine.count, other.count, nameless.count) == (1, 0, 0)
+        assert (my_bound.was_cancelled, other_bound.was_cancelled) == (True, False)
+        # a cancelled call is over: there is nothing to ask about it
+        assert deadlines.running_names() == {"r-2"}
+    assert deadlines.running_names() == set()
+
+
+def test_a_call_whose_time_is_over_is_not_cancelled_as_well() -> None:
+    deadlines, cut = Deadlines(), Cut()
+    with deadlines.bound(CALL, 5.0, cut, name="r-1") as bound:
+        deadlines.cut_overdue(monotonic() + 6.0)
+        deadlines.cancel({"r-1"})
+        assert (cut.count, bound.was_cancelled) == (1, False)
+
+
 def test_a_call_that_has_ended_is_not_cut() -> None:
     deadlines, cut = Deadlines(), Cut()
     with deadlines.bound(CALL, 5.0, cut):

@@ -18,6 +18,7 @@ from timeouts import LONG_TIMEOUT_S, SHORT_TIMEOUT_S
 
 from inference_worker.deadlines import Bounded, Deadlines
 from inference_worker.errors import (
+    HttpCancelled,
     HttpCutOff,
     HttpError,
     HttpIncomplete,
@@ -432,6 +433,28 @@ def test_exchange_is_cut_off_from_another_thread_within_a_second(
     assert monotonic() - began_at < 1.0
     cutter.join(LONG_TIMEOUT_S)
     server.wait_for(lambda it: it.ended_count == 1)
+
+
+@STALLS
+def test_exchange_is_cancelled_by_its_name_and_the_next_one_on_this_thread_is_not(
+    client: HttpClient, deadlines: Deadlines, server: HttpServer, said: tuple[bytes | Do, ...]
+) -> None:
+    server.reply(*said)
+
+    def cancel() -> None:
+        server.wait_for(lambda it: it.stalled_count == 1)
+        deadlines.cancel({"r-1"})
+
+    canceller = threading.Thread(target=cancel)
+    began_at = monotonic()
+    canceller.start()
+    with pytest.raises(HttpCancelled):
+        client.exchange("POST", f"{server.url}/v1", timeout_s=LONG_TIMEOUT_S, name="r-1")
+    assert monotonic() - began_at < 1.0
+    canceller.join(LONG_TIMEOUT_S)
+    server.wait_for(lambda it: it.ended_count == 1)
+    server.reply(answer())
+    assert _post(client, server).status_code == 200
 
 
 def test_no_exchange_begins_after_the_end(client: HttpClient, deadlines: Deadlines, server: HttpServer) -> None:

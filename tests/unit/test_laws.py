@@ -96,6 +96,7 @@ class Worker:
                 max_retries=1,
                 max_redeliveries=10,
                 respects_deadline=False,
+                looks_for_cancels=True,
                 deployment_id="d",
                 replica_id="r",
                 user_id="u",

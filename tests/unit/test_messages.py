@@ -334,7 +334,7 @@ def test_failed_result_without_a_models_body_has_no_such_member() -> None:
 
 def test_error_types_are_the_closed_list_of_the_contract() -> None:
     listed = {"malformed_request", "expired", "model_error", "model_unavailable", "invalid_model_answer"}
-    assert {kind.value for kind in ErrorType} == {*listed, "too_many_redeliveries", "internal_error"}
+    assert {kind.value for kind in ErrorType} == {*listed, "cancelled", "too_many_redeliveries", "internal_error"}
 
 
 @given(_TEXTS_WITH_LONE_SURROGATES, st.sampled_from(list(ErrorType)), st.integers(400, 599))

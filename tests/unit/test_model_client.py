@@ -12,7 +12,15 @@ from fakes_http import Do, HttpServer, Step, answer
 from timeouts import LONG_TIMEOUT_S, SHORT_TIMEOUT_S
 
 from inference_worker.deadlines import Bounded, Deadlines
-from inference_worker.disposition import Answered, Expired, Interrupted, InvalidAnswer, ModelError, Unavailable
+from inference_worker.disposition import (
+    Answered,
+    Cancelled,
+    Expired,
+    Interrupted,
+    InvalidAnswer,
+    ModelError,
+    Unavailable,
+)
 from inference_worker.http_client import HttpClient
 from inference_worker.messages import InferenceRequest
 from inference_worker.model_answer import Timings, Usage
@@ -357,6 +365,21 @@ def test_call_that_we_cut_off_says_nothing_of_the_model(
     reply = infer(*steps)
     cutter.join(LONG_TIMEOUT_S)
     assert (reply.outcome, reply.sign) == (Interrupted("cut_off"), Sign.NONE)
+
+
+def test_call_that_its_producer_cancelled_says_nothing_of_the_model(
+    infer: Infer, server: HttpServer, deadlines: Deadlines
+) -> None:
+    def cancel() -> None:
+        server.wait_for(lambda it: it.stalled_count == 1)
+        (name,) = deadlines.running_names()
+        deadlines.cancel({name})
+
+    canceller = threading.Thread(target=cancel)
+    canceller.start()
+    reply = infer(Do.STALL)
+    canceller.join(LONG_TIMEOUT_S)
+    assert (reply.outcome, reply.sign) == (Cancelled(), Sign.NONE)
 
 
 # -- the request's own deadline ---------------------------------------------------------------------------------------

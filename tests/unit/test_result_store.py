@@ -57,6 +57,42 @@ def store(client: redis.Redis) -> ResultStore:
     return ResultStore(client, ttl_s=TTL_S, replica_id="replica-1")
 
 
+# -- cancelling -------------------------------------------------------------------------------------------------------
+
+
+def test_any_value_under_its_key_cancels_a_request_and_no_other(store: ResultStore, client: redis.Redis) -> None:
+    client.set("infer_cancel:r-1", b"")
+    client.set("infer_cancel:r-3", b"because")
+    client.set("infer_cancel:r-9", b"1")
+    assert store.find_cancelled(["r-1", "r-2", "r-3"]) == {"r-1", "r-3"}
+
+
+def test_a_value_of_another_type_cancels_nothing_and_breaks_nothing(store: ResultStore, client: redis.Redis) -> None:
+    client.rpush("infer_cancel:r-1", b"1")
+    assert store.find_cancelled(["r-1"]) == set()
+
+
+def test_a_redis_that_is_down_is_down_for_this_look_too(store: ResultStore, server: fakeredis.FakeServer) -> None:
+    server.connected = False
+    with pytest.raises(StoreDown):
+        store.find_cancelled(["r-1"])
+
+
+def test_without_the_right_to_read_cancels_nothing_is_cancelled_and_that_is_said_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    server = RespServer()
+    server.answers["MGET"] = b"-NOPERM no permissions to access a key\r\n"
+    client = open_client(f"redis://127.0.0.1:{server.port}", password="", timeout_s=5.0, max_connections=2)
+    store = ResultStore(client, ttl_s=TTL_S, replica_id="replica-1")
+    try:
+        assert store.find_cancelled(["r-1"]) == store.find_cancelled(["r-1"]) == set()
+    finally:
+        store.close()
+        server.stop()
+    assert [getattr(entry, "event", "") for entry in caplog.records] == ["cancels_unreadable"]
+
+
 # -- saving -----------------------------------------------------------------------------------------------------------
 
 
