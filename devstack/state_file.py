@@ -10,7 +10,8 @@ from dataclasses import asdict, dataclass
 from devstack import processes
 from devstack.worker_process import PROJECT_FOLDER
 
-STATE_FOLDER = PROJECT_FOLDER / ".devstack"
+#: of its own: what else is kept under .devstack must not go with it
+STATE_FOLDER = PROJECT_FOLDER / ".devstack" / "up"
 STATE_PATH = STATE_FOLDER / "state.json"
 
 
@@ -30,7 +31,7 @@ class State:
 
 def write_state(state: State) -> None:
     """Write the file; it goes with this process, in whatever way that ends."""
-    STATE_FOLDER.mkdir(exist_ok=True)
+    STATE_FOLDER.mkdir(parents=True, exist_ok=True)
     processes.guardian.order(folder=str(STATE_FOLDER))
     unfinished = STATE_PATH.with_suffix(".unfinished")
     unfinished.write_text(json.dumps(asdict(state), indent=2) + "\n")
