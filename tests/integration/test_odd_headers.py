@@ -2,19 +2,32 @@
 
 from __future__ import annotations
 
+import struct
+from typing import Any
+
 import pytest
 
-from inference_worker.amqp_headers import Timestamp
+from inference_worker.amqp_headers import Timestamp, decode_value
 
 from .support import Deployment, records, said
 
 pytestmark = pytest.mark.integration
+
+
+def lists_in_lists(depth: int) -> Any:
+    """Make what pika alone can neither read nor send: lists so deep in each other."""
+    value = b"I\x00\x00\x00\x07"
+    for _ in range(depth):
+        value = b"A" + struct.pack(">I", len(value)) + value
+    return decode_value(value, 0)[0]
+
 
 HEADERS = {
     "milliseconds": Timestamp(1_772_000_000_000),
     "negative": Timestamp(18_446_744_073_695_295_616),
     "score": 3.5,
     "list": [0.25, {"deep": 1e300}],
+    "deep": lists_in_lists(1000),
 }
 
 

@@ -51,6 +51,34 @@ def test_r30_a_short_float_keeps_its_value() -> None:
     assert decode(b"\x01f" + b"f" + struct.pack(">f", 0.25)) == {"f": 0.25}
 
 
+def nested(depth: int, inner: bytes, *, kind: bytes) -> bytes:
+    """A header table with one value: lists, or tables, so deep in each other."""
+    value = inner
+    for _ in range(depth):
+        content = value if kind == b"A" else b"\x01k" + value
+        value = kind + struct.pack(">I", len(content)) + content
+    return b"\x04deep" + value
+
+
+@pytest.mark.parametrize("kind", [b"A", b"F"])
+@pytest.mark.parametrize("depth", [1, 15, 16, 17, 18, 400, 20_000])
+def test_a_header_of_any_depth_is_read_and_sent_on_byte_for_byte(depth: int, kind: bytes) -> None:
+    table = nested(depth, b"I\x00\x00\x00\x07", kind=kind)
+    assert encode(decode(table)) == table
+
+
+def test_what_is_behind_a_deep_header_is_read() -> None:
+    headers = decode(nested(400, b"t\x01", kind=b"A") + b"\x05after" + b"I\x00\x00\x00\x07")
+    assert headers["after"] == 7
+
+
+def test_a_table_as_deep_as_programs_write_is_read() -> None:
+    value = decode(nested(15, b"I\x00\x00\x00\x07", kind=b"F"))["deep"]
+    for _ in range(15):
+        value = value["k"]
+    assert value == 7
+
+
 VALUES: st.SearchStrategy[Any] = st.recursive(
     st.none()
     | st.booleans()
