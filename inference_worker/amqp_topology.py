@@ -52,14 +52,17 @@ class Topology:
         self._declare_dead_letter(connection, now=now)
         names = self._names
         arguments = {"x-dead-letter-exchange": names.dlx, "x-dead-letter-routing-key": names.dlx_routing_key}
-        if names.queue_type:
-            arguments["x-queue-type"] = names.queue_type
+        arguments |= self._type_arguments
         return not self._ensure(
             connection,
             f"queue {names.queue}",
             lambda channel: channel.queue_declare(names.queue, durable=True, arguments=arguments),
             lambda channel: channel.queue_declare(names.queue, passive=True),
         )
+
+    @property
+    def _type_arguments(self) -> dict[str, str]:
+        return {"x-queue-type": self._names.queue_type} if self._names.queue_type else {}
 
     def ensure_dead_letter(self, connection: Any, *, now: float) -> None:
         """Declare the dead-letter side again unless that was done in the last 30 s; done before each reject.
@@ -80,7 +83,9 @@ class Topology:
         self._ensure(
             connection,
             f"queue {names.dlq}",
-            lambda channel: channel.queue_declare(names.dlq, durable=True),
+            # of the type of the other queue: a classic one is whole on one node, and with that node gone a declaration
+            # is refused or hangs, so that nobody could consume from a quorum queue that is well
+            lambda channel: channel.queue_declare(names.dlq, durable=True, arguments=self._type_arguments),
             lambda channel: channel.queue_declare(names.dlq, passive=True),
         )
         try:

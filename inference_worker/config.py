@@ -334,7 +334,7 @@ GROUPS: Final[tuple[Group, ...]] = (
                 "broker.queue_type",
                 _choice("classic", "quorum"),
                 "",
-                "`classic` or `quorum`; empty: the broker's default",
+                "Of the request queue and the dead-letter queue: `classic` or `quorum`; empty: the broker's default",
             ),
         ),
     ),

@@ -161,7 +161,7 @@ def decode_usage(text: bytes) -> UsageEvent | None:
     """Decode what the outbox holds; None for what is no usage event."""
     try:
         return _USAGE_DECODER.decode(text)
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, RecursionError):
         return None
 
 

@@ -97,9 +97,12 @@ def read_body(body: bytes) -> BodyFacts:
     except msgspec.ValidationError:
         return BodyFacts(_classify_no_object(body, text))
     except msgspec.DecodeError:
-        members = split_object(text) if has_surrogate_escape(text) else None
+        has_surrogates = has_surrogate_escape(text)
+        members = split_object(text) if has_surrogates else None
         if members is None:
-            return BodyFacts(_classify_no_json(body))
+            # a string with a lone surrogate is refused before it is seen that it is no object
+            is_other = has_surrogates and is_json(text)
+            return BodyFacts(BodyKind.OTHER_JSON if is_other else _classify_no_json(body))
         names = _Body.__struct_fields__
         fields = _Body(**{n: msgspec.Raw(members[n].encode()) for n in names if n in members})
     return BodyFacts(_classify(fields), _error_message(fields), _usage(fields.usage), _timings(fields.metrics))

@@ -550,15 +550,17 @@ def test_a_redelivery_that_waits_for_redis_goes_back_when_we_stop(
 
 
 def test_a_copy_that_the_broker_refuses_for_good_is_a_500_and_a_dead_letter(
-    deployment: Deployment, worker: WorkerProcess, rabbitmq: RabbitMq
+    deployment: Deployment, queue_type: str, rabbitmq: RabbitMq
 ) -> None:
-    deployment.model.behave(match=PROMPT, times=1, delay_s=1.0, fault="reset_body")
+    deployment.model.behave(match=PROMPT, times=1, fault="reset_body")
     body = deployment.request(PROMPT, padding="x" * 5000)
+    deployment.declare_queue(**{"x-queue-type": queue_type})
     deployment.publish(body)
     limit = "application:set_env(rabbit, max_message_size, {})."
     before = rabbitmq.ctl("eval", "application:get_env(rabbit, max_message_size).")
     limit_before = before.strip().removeprefix("{ok,").removesuffix("}")
     with broker_setting(rabbitmq, on=["eval", limit.format(4000)], off=["eval", limit.format(limit_before)]):
+        worker = deployment.start_worker(RABBITMQ_QUEUE_TYPE=queue_type)
         check_failed(deployment, body["request_id"], status_code=500, error_type="model_unavailable")
         check_dead_letter(deployment, json.dumps(body).encode())
     check_buried(deployment, worker, calls=1)

@@ -50,6 +50,8 @@ def test_the_queue_type_is_declared_when_it_is_named(connection: FakeConnection)
     names = TopologyNames(NAMES.queue, "quorum", NAMES.dlx, NAMES.dlq, NAMES.dlx_routing_key)
     assert Topology(names).declare(connection, now=0.0) is False
     connection.channel().queue_declare(NAMES.queue, durable=True, arguments={**ARGUMENTS, "x-queue-type": "quorum"})
+    # a classic dead-letter queue is whole on one node, and without that node nobody could declare or consume
+    connection.channel().queue_declare(NAMES.dlq, durable=True, arguments={"x-queue-type": "quorum"})
 
 
 def test_declaring_again_changes_and_says_nothing(

@@ -25,11 +25,11 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("slots", "cancel_watch"),
     # adapters
     (
-        *("http_client", "redis_client", "amqp_headers", "metrics_scraper", "usage_events"),
+        *("http_connection", "redis_client", "amqp_headers", "metrics_scraper", "usage_events"),
         *("usage_outbox", "logs", "status_server", "healthcheck"),
     ),
     ("amqp_connection",),
-    ("amqp_topology", "message_publisher", "result_store", "stream_store"),
+    ("http_client", "amqp_topology", "message_publisher", "result_store", "stream_store"),
     ("rmq_listener",),
     # steps and services
     ("stream_reader",),
@@ -60,7 +60,8 @@ LIBRARIES: dict[str, set[str]] = {
     "stream_request": {"msgspec"},
     "documents": {"msgspec"},
     "config": {"dotenv"},
-    "http_client": {"requests", "urllib3"},
+    "http_connection": {"requests", "urllib3"},
+    "http_client": {"urllib3"},
     "redis_client": {"redis"},
     "result_store": {"redis"},
     "stream_store": {"redis"},
@@ -76,6 +77,7 @@ LIBRARIES: dict[str, set[str]] = {
 
 #: adapters that share a library, and so may share a file
 FAMILIES = (
+    {"http_connection", "http_client"},
     {"amqp_headers", "amqp_connection", "amqp_topology", "message_publisher", "rmq_listener"},
     {"redis_client", "result_store", "stream_store"},
 )

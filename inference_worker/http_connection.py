@@ -1,0 +1,189 @@
+"""One thread's connections: their sockets are known, so that an exchange can be cut off from another thread.
+
+Owned by one thread, but for `Wire.cut`. Knows requests (how a URL is to be sent) and urllib3 (connections, TLS). What
+is above them is left out: a session obeys proxy variables and netrc (R39), sends cookies back, so that a model behind a
+sticky balancer would stick to a dead replica, and follows redirects; session, adapter and pool cost a third of a
+message's CPU.
+"""
+
+from __future__ import annotations
+
+import socket
+import threading
+import weakref
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from http.client import HTTPConnection, HTTPResponse, IncompleteRead
+from typing import Any
+from urllib.parse import urlsplit
+
+import requests
+import requests.adapters
+import urllib3.connection
+
+from inference_worker.errors import HttpUnreachable
+
+#: a peer on the same host or in the same rack answers a SYN in far less
+_CONNECT_TIMEOUT_S = 5.0
+
+
+class Wire:
+    """What the current exchange is on: the socket, to cut it off, and how far the answer has come.
+
+    Owned by the calling thread; `cut` comes from any.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._socket: socket.socket | None = None
+        self._cut = False
+        #: the request went out on a connection that had carried one before
+        self.is_reused = False
+        self.is_answer_begun = False
+
+    def begin(self) -> None:
+        """Forget the exchange before."""
+        with self._lock:
+            self._socket = None
+            self._cut = False
+        self.is_reused = False
+        self.is_answer_begun = False
+
+    def attach(self, connection_socket: socket.socket, *, is_reused: bool) -> None:
+        """Say what the exchange is on; it is cut at once when it should have been before."""
+        self.is_reused = is_reused
+        with self._lock:
+            self._socket = connection_socket
+            cut = self._cut
+        if cut:
+            self.cut()
+
+    def cut(self) -> None:
+        """Wake the reader: a shutdown does, a close does not (facts, section 5)."""
+        with self._lock:
+            self._cut = True
+            if self._socket is not None:
+                with suppress(OSError):
+                    # the plain socket's: that of a TLS socket would take its TLS state from under the reader
+                    socket.socket.shutdown(self._socket, socket.SHUT_RDWR)
+
+    @property
+    def was_cut(self) -> bool:
+        return self._cut
+
+
+class _Head:
+    """What the head of an answer is read from: http.client takes a head that stops short for a whole one."""
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+        #: the last line was no empty one, but the end of the stream
+        self.is_cut_off = False
+
+    def readline(self, limit: int = -1) -> Any:
+        line = self._stream.readline(limit)
+        self.is_cut_off = not line
+        return line
+
+    def close(self) -> None:
+        self._stream.close()
+
+
+def _response_class(wire: Wire) -> type[HTTPResponse]:
+    class Response(HTTPResponse):
+        def begin(self) -> None:
+            # peek blocks for the first byte: until then the request may not have been seen at all
+            wire.is_answer_begun = bool(self.fp.peek(1))
+            stream = self.fp
+            head: Any = _Head(stream)
+            self.fp = head
+            try:
+                super().begin()
+            finally:
+                if self.fp is head:
+                    self.fp = stream
+            if head.is_cut_off:
+                raise IncompleteRead(b"")
+
+    return Response
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A method and a URL, taken apart once for all requests to it."""
+
+    method: str
+    #: path and query
+    path: str
+    connection: Any
+
+
+class Line:
+    """One thread's kept-alive connections, one a host. A broken one is closed; the next request opens it again."""
+
+    def __init__(self) -> None:
+        self.wire = Wire()
+        self._targets: dict[tuple[str, str], Target] = {}
+        self._connections: dict[tuple[str, str, int | None], Any] = {}
+
+    def target(self, method: str, url: str) -> Target:
+        """Take a URL apart, the first time that it is asked for.
+
+        Raises:  HttpUnreachable
+        """
+        target = self._targets.get((method, url))
+        if target is None:
+            try:
+                prepared = requests.Request(method, url).prepare()
+                parts = urlsplit(prepared.url or "")
+                connection = self._connection(parts.scheme, parts.hostname or "", parts.port)
+            except (requests.RequestException, ValueError) as err:
+                # a host name that is none, for example; the text may hold the URL
+                raise HttpUnreachable(f"not a request that can be sent ({type(err).__name__})") from err
+            target = self._targets[method, url] = Target(method, prepared.path_url, connection)
+        return target
+
+    def _connection(self, scheme: str, host: str, port: int | None) -> Any:
+        key = (scheme, host, port)
+        connection = self._connections.get(key)
+        if connection is None:
+            if scheme == "https":
+                connection = urllib3.connection.HTTPSConnection(
+                    host, port, cert_reqs="CERT_REQUIRED", ca_certs=requests.adapters.DEFAULT_CA_BUNDLE_PATH
+                )
+            else:
+                connection = urllib3.connection.HTTPConnection(host, port)
+            connection.response_class = _response_class(self.wire)
+            # with the thread: a socket that is left to the collector is complained of
+            weakref.finalize(self, connection.close)
+            self._connections[key] = connection
+        return connection
+
+    def send(
+        self, target: Target, headers: Mapping[str, str | bytes], body: bytes | None, *, timeout_s: float
+    ) -> HTTPResponse:
+        """Send one request and read the head of its answer.
+
+        Units:   timeout_s seconds, for each read and write of the socket
+        Raises:  what http.client, ssl and urllib3's connections raise; the connection is then of no use: `drop` it
+        """
+        connection = target.connection
+        if connection.sock is not None and not connection.is_connected:
+            # the server closed it while it was idle, or sent what nobody asked for
+            connection.close()
+        is_reused = connection.sock is not None
+        if not is_reused:
+            connection.timeout = min(_CONNECT_TIMEOUT_S, timeout_s)
+            connection.connect()
+        connection.timeout = timeout_s
+        self.wire.attach(connection.sock, is_reused=is_reused)
+        # a server that refuses a body without reading it to its end has answered all the same
+        with suppress(BrokenPipeError):
+            connection.request(target.method, target.path, body=body, headers=headers, preload_content=False)
+        # that of urllib3 wraps the answer in what only a compressed one needs, for a tenth of a message's CPU
+        return HTTPConnection.getresponse(connection)
+
+    def drop(self, target: Target) -> None:
+        """Close a connection whose answer was not read to its end."""
+        target.connection.close()
