@@ -40,8 +40,8 @@ logger = logging.getLogger(__name__)
 _SWITCH_INTERVAL_S = 0.0005
 #: probes, scrapes and the sinks' answers: a vLLM page has 50 kB
 _SIDE_RESPONSE_BYTES = 8 * 2**20
-#: Redis connections beside one for each slot: the probe, the stream writer, the cancel watch, and what a dropped one
-#: leaves behind
+#: Redis connections beside two for each slot (its own, and one for a pipeline): the probe, the stream writer, the
+#: cancel watch
 _SPARE_CONNECTIONS = 5
 
 
@@ -58,7 +58,7 @@ def open_stores(config: Config) -> tuple[ResultStore, StreamStore]:
         store.url,
         password=store.password,
         timeout_s=store.timeout_s,
-        max_connections=config.broker.prefetch + _SPARE_CONNECTIONS,
+        max_connections=2 * config.broker.prefetch + _SPARE_CONNECTIONS,
     )
     results = ResultStore(client, ttl_s=store.ttl_s, replica_id=config.identity.replica_id)
     return results, StreamStore(client, ttl_s=store.ttl_s)
@@ -219,7 +219,10 @@ def run(config: Config, signals: SimpleQueue[int]) -> ExitCode:
         deadlines=deadlines,
         cut_off=processor.cut_off.set,
         grace_s=config.process.grace_s,
-        are_helpers_alive=lambda: streams.is_alive and (cancel_watch is None or cancel_watch.is_alive),
+        helpers={
+            "stream-writer": lambda: streams.is_alive,
+            "cancel-watch": lambda: cancel_watch is None or cancel_watch.is_alive,
+        },
     )
     StatusServer(
         config.process.http_host,

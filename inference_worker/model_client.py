@@ -227,6 +227,10 @@ class ModelClient:
             case StreamEnd.ERROR:
                 assert assembled.error is not None
                 status = assembled.error.status_code
+                if status in self._settings.retry_status_codes:
+                    # a vLLM that is full says so to most streams only after its 200
+                    detail = f"the model's stream said {status}"
+                    return ModelReply(Unavailable(detail), Sign.BUSY, detail)
                 error = assembled.error.message or f"the model's stream ended with the error {status}"
                 sign = Sign.SUSPECT if status >= 500 else Sign.WELL
                 return ModelReply(ModelError(status, error, assembled.error.body), sign, f"the stream said {status}")

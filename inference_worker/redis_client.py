@@ -6,8 +6,9 @@ one thing to callers: Redis cannot be read or written (field report R34).
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import redis
@@ -32,6 +33,32 @@ def open_client(url: str, *, password: str, timeout_s: float, max_connections: i
         max_connections=max_connections,
         socket_keepalive=True,
     )
+
+
+class PinnedCommands:
+    """Single commands over a connection that stays with its thread. Safe from any thread.
+
+    Taking one out of the pool and putting it back costs as much again as a command, twice for each message.
+    """
+
+    def __init__(self, client: redis.Redis) -> None:
+        self._pool: Any = client.connection_pool
+        self._pinned = threading.local()
+
+    def execute(self, *words: Any) -> Any:
+        """Run one command. Raises what the library raises; the connection is another one then."""
+        client: Any = getattr(self._pinned, "client", None)
+        if client is None:
+            client = self._pinned.client = redis.Redis(connection_pool=self._pool, single_connection_client=True)
+        try:
+            return client.execute_command(*words)
+        except BaseException:
+            # after a failover it leads to a demoted node: dropped, the name is resolved again (R32)
+            del self._pinned.client
+            with suppress(redis.RedisError, OSError):
+                client.connection.disconnect()
+            client.close()
+            raise
 
 
 @contextmanager

@@ -119,8 +119,10 @@ class StreamStore:
         """Have the writer flush a stream at this time, monotonic."""
         with self._changed:
             if self._writer is None:
-                self._writer = threading.Thread(target=self._run, name="stream-writer", daemon=True)
-                self._writer.start()
+                writer = threading.Thread(target=self._run, name="stream-writer", daemon=True)
+                # before it can be seen: one that is not started looks dead, and a dead one ends the process
+                writer.start()
+                self._writer = writer
             heapq.heappush(self._due, (due_at, next(self._order), stream))
             self._changed.notify()
 

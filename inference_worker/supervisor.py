@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import IntEnum
 from queue import Empty, SimpleQueue
@@ -145,7 +145,7 @@ class Supervisor:
         deadlines: Deadlines,
         cut_off: Callable[[], None],
         grace_s: float,
-        are_helpers_alive: Callable[[], bool] = lambda: True,
+        helpers: Mapping[str, Callable[[], bool]] | None = None,
         cut_off_limit_s: float = _CUT_OFF_LIMIT_S,
     ) -> None:
         self._parts = parts
@@ -154,8 +154,8 @@ class Supervisor:
         self._deadlines = deadlines
         self._cut_off = cut_off
         self._grace_s = grace_s
-        #: threads that live inside adapters
-        self._are_helpers_alive = are_helpers_alive
+        #: whether each thread lives that is neither a service's nor a slot
+        self._helpers = helpers or {}
         self._cut_off_limit_s = cut_off_limit_s
         self._listener = _ServiceThread(parts.listener)
         self._health = _ServiceThread(parts.health)
@@ -169,6 +169,7 @@ class Supervisor:
             service.thread.start()
         while (signal_number := self._watch()) is None:
             if self._has_died:
+                self._report_deaths()
                 self._stop(grace_s=0.0)
                 return ExitCode.SERVICE_DIED
         extra = {"event": "draining", "in_work": self._parts.slots.in_work_count, "grace_s": self._grace_s}
@@ -187,8 +188,17 @@ class Supervisor:
 
     @property
     def _has_died(self) -> bool:
-        pools_live = self._parts.slots.are_alive and self._are_helpers_alive()
-        return not pools_live or any(service.has_died for service in self._services)
+        return any(service.has_died for service in self._services) or bool(self._dead_threads())
+
+    def _dead_threads(self) -> list[str]:
+        dead = [name for name, is_alive in self._helpers.items() if not is_alive()]
+        return dead if self._parts.slots.are_alive else [*dead, "slot"]
+
+    def _report_deaths(self) -> None:
+        """Name what died without a word of its own; a service has logged its traceback."""
+        for name in self._dead_threads():
+            extra = {"event": "service_died", "service": name}
+            logger.critical("a thread died, a bug; the process ends: %s", name, extra=extra)
 
     def _watch(self) -> int | None:
         """Wait a moment for a signal, and end what ran out of time."""

@@ -64,7 +64,7 @@ def fake_redis() -> Iterator[Redis]:
 def real_redis(server: Any) -> Iterator[Redis]:
     client = server.client()
     client.flushall()
-    store_client = open_client(server.url, password="", timeout_s=2.0, max_connections=8)
+    store_client = open_client(server.url, password="", timeout_s=2.0, max_connections=20)
     yield Redis(client, store_client, server.kill, server.start)
     if not server.running:
         server.start()

@@ -64,14 +64,19 @@ def sink() -> RecordingSink:
 def stream(server: HttpServer, deadlines: Deadlines, sink: RecordingSink) -> Stream:
     """Return a caller of the model, which streams as it is told."""
 
-    def call(*steps: Step, timeout_s: float = LONG_TIMEOUT_S, payload: bytes = b'{"stream":true}') -> ModelReply:
+    def call(
+        *steps: Step,
+        timeout_s: float = LONG_TIMEOUT_S,
+        payload: bytes = b'{"stream":true}',
+        retry_status_codes: frozenset[int] = frozenset(),
+    ) -> ModelReply:
         server.reply(*steps)
         settings = ModelSettings(
             infer_url=server.url + "/v1/chat/completions",
             timeout_s=timeout_s,
             max_response_bytes=MAX_BYTES,
             api_key="",
-            retry_status_codes=frozenset(),
+            retry_status_codes=retry_status_codes,
             ttft_header="x-ttft-ms",
             tbt_header="x-time-per-token",
         )
@@ -139,6 +144,20 @@ def test_an_error_event_is_the_error_that_it_says(stream: Stream) -> None:
     reply = stream(HEAD, piece(event("a")), piece(b"data: " + error + b"\n\n" + DONE), END)
     assert reply.outcome == ModelError(503, "out of memory", error)
     assert reply.sign is Sign.SUSPECT
+
+
+@pytest.mark.parametrize(
+    ("name", "status"), [("vllm-stream-error-503-busy.sse", 503), ("vllm-stream-error-500-engine.sse", 500)]
+)
+def test_an_error_event_whose_status_is_retried_is_a_busy_model(
+    stream: Stream, capture: Callable[[str], bytes], name: str, status: int
+) -> None:
+    said = capture(name)
+    reply = stream(HEAD, piece(said), END, retry_status_codes=frozenset({status}))
+    assert (type(reply.outcome), reply.sign) == (Unavailable, Sign.BUSY)
+    reply = stream(HEAD, piece(said), END)
+    assert isinstance(reply.outcome, ModelError)
+    assert reply.outcome.status_code == status
 
 
 def test_an_error_event_without_a_code_is_a_500(stream: Stream) -> None:

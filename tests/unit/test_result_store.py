@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from time import monotonic
-from typing import Any
 from urllib.parse import quote
 
 import fakeredis
@@ -241,13 +240,15 @@ _CALLS: dict[str, Callable[[ResultStore], object]] = {
 EVERY_CALL = pytest.mark.parametrize("call", _CALLS.values(), ids=_CALLS)
 
 
-class _RaisingRedis(fakeredis.FakeRedis):
-    """A client whose every command ends in one exception."""
+def _raising_client(error: BaseException) -> redis.Redis:
+    """Make a client whose every command ends in one exception, on whatever connection."""
 
-    error: BaseException
+    def fail(*_: object) -> None:
+        raise error
 
-    def execute_command(self, *args: Any, **options: Any) -> Any:
-        raise self.error
+    client = fakeredis.FakeRedis()
+    client.connection_pool.get_connection = fail
+    return client
 
 
 @EVERY_CALL
@@ -275,18 +276,15 @@ class _RaisingRedis(fakeredis.FakeRedis):
 def test_r34_every_error_of_the_library_is_the_store_being_down(
     call: Callable[[ResultStore], object], error: Exception
 ) -> None:
-    client = _RaisingRedis()
-    client.error = error
     with pytest.raises(StoreDown) as caught:
-        call(ResultStore(client, ttl_s=1, replica_id="r"))
+        call(ResultStore(_raising_client(error), ttl_s=1, replica_id="r"))
     assert type(caught.value) is StoreDown
     assert caught.value.__cause__ is error
 
 
 @EVERY_CALL
 def test_r36_refused_login_is_told_apart(call: Callable[[ResultStore], object]) -> None:
-    client = _RaisingRedis()
-    client.error = redis.AuthenticationError("WRONGPASS S3cret")
+    client = _raising_client(redis.AuthenticationError("WRONGPASS S3cret"))
     with pytest.raises(StoreLoginRefused) as caught:
         call(ResultStore(client, ttl_s=1, replica_id="r"))
     assert "S3cret" not in str(caught.value)

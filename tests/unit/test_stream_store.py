@@ -46,6 +46,26 @@ def test_opening_a_stream_writes_nothing() -> None:
     assert Stand(is_retry=True).entries() == []
 
 
+def test_the_writer_never_looks_dead_while_it_starts() -> None:
+    """The supervisor looks from another thread, and ends the process for a dead one."""
+    ended, was_alive = threading.Event(), []
+    stores = [Stand() for _ in range(50)]
+
+    def look() -> None:
+        while not ended.is_set():
+            was_alive.append(all(stand.store.is_alive for stand in stores))
+
+    looker = threading.Thread(target=look)
+    looker.start()
+    for stand in stores:
+        stand.stream.append(b"1")
+        stand.stream.append(b"2")
+    ended.set()
+    looker.join()
+    assert was_alive
+    assert all(was_alive)
+
+
 def test_later_chunks_are_gathered_and_written_within_the_time_without_another_one() -> None:
     stand = Stand()
     for n in range(1, 5):

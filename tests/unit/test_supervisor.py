@@ -89,6 +89,7 @@ class Process:
         self.was_cut_off = threading.Event()
         self.exit_code: ExitCode | None = None
         self.supervisor: Supervisor
+        self.are_helpers_alive = True
         self.grace_s = self.cut_off_limit_s = LONG_TIMEOUT_S
         self._main = threading.Thread(target=self._run)
 
@@ -108,6 +109,7 @@ class Process:
             deadlines=self.deadlines,
             cut_off=self._cut_off,
             grace_s=self.grace_s,
+            helpers={"stream-writer": lambda: self.are_helpers_alive},
             cut_off_limit_s=self.cut_off_limit_s,
         )
         return self.supervisor
@@ -339,6 +341,16 @@ def test_a_service_that_ends_by_what_is_no_exception_is_dead_too(process: Proces
     process.health.in_tick = lambda: (_ for _ in ()).throw(SystemExit)
     process.start()
     assert process.ended() is ExitCode.SERVICE_DIED
+
+
+def test_a_helper_that_dies_ends_the_process_with_70_and_is_named(
+    process: Process, caplog: pytest.LogCaptureFixture
+) -> None:
+    process.started()
+    process.are_helpers_alive = False
+    assert process.ended() is ExitCode.SERVICE_DIED
+    (entry,) = [entry for entry in caplog.records if getattr(entry, "event", "") == "service_died"]
+    assert (entry.levelno, entry.service) == (logging.CRITICAL, "stream-writer")  # type: ignore[attr-defined]
 
 
 def test_a_slot_that_dies_ends_the_process_with_70(process: Process) -> None:
