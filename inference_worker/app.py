@@ -5,6 +5,7 @@ Main thread, once. The only file that knows all others.
 
 from __future__ import annotations
 
+import gc
 import logging
 import sys
 from collections.abc import Callable
@@ -238,5 +239,7 @@ def run(config: Config, signals: SimpleQueue[int]) -> ExitCode:
         "replica_id": identity.replica_id,
         "prefetch": broker.prefetch,
     }
+    # 50,000 objects that live as long as the process: looking through them took 10 ms, in the middle of a request
+    gc.freeze()
     logger.info("inference_worker %s starts", __version__, extra=extra)
     return supervisor.run()

@@ -52,7 +52,7 @@ class PinnedCommands:
             client = self._pinned.client = redis.Redis(connection_pool=self._pool, single_connection_client=True)
         try:
             return client.execute_command(*words)
-        except BaseException:
+        except (redis.RedisError, OSError):
             # after a failover it leads to a demoted node: dropped, the name is resolved again (R32)
             del self._pinned.client
             with suppress(redis.RedisError, OSError):

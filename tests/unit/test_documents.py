@@ -92,6 +92,12 @@ def test_a_document_is_valid_by_its_schema(document: MetricsDocument) -> None:
     _validate(json.loads(encode_document(document)), MetricsDocument)
 
 
+@pytest.mark.parametrize("count", [0, 1, 199, 200, 201, 400, 1001])
+def test_a_document_of_any_length_is_what_one_call_would_have_made(count: int) -> None:
+    document = _document(requests=[_record(request_id=f"r-{number}") for number in range(count)])
+    assert encode_document(document) == msgspec.json.encode(document)
+
+
 def test_unknown_is_null_and_never_left_out() -> None:
     written = json.loads(encode_document(_document()))
     assert written["schema"] == "inference_worker.metrics/1"
