@@ -29,8 +29,9 @@ _CONNECT_TIMEOUT_S = 5.0
 _READ_BYTES = 65_536
 #: TCP, then the AMQP handshake
 _STACK_TIMEOUT_S = 10.0
-#: pika would notice a dead link only after 2 x (heartbeat + 5) s, 250 s by default; the kernel within 30 s
-_TCP_OPTIONS = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": 25_000}
+#: pika would notice a dead link only after 2 x (heartbeat + 5) s, 250 s by default; the kernel within 30 s: 15 s for
+#: its probes, and 15 s more for what is sent just before those are over, which ends the probes and begins the timeout
+_TCP_OPTIONS = {"TCP_KEEPIDLE": 5, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 2, "TCP_USER_TIMEOUT": 15_000}
 
 #: what pika raises when a link or a channel is gone; an unknown host is a plain OSError, and a peer that accepts and
 #: says nothing an exception of pika's that is no AMQPError

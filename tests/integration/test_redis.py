@@ -87,12 +87,13 @@ def test_r31_a_redis_that_accepts_and_never_answers_is_given_up_in_time(
     worker = deployment.start_worker(
         REDIS_URL=f"redis://127.0.0.1:{redis_proxy.port}", REDIS_TIMEOUT_S=2, RABBITMQ_HEARTBEAT_S=1
     )
-    redis_proxy.stall()
+    deployment.model.behave(match=PROMPT, times=1, delay_s=0.5)
     request_id = deployment.publish(deployment.request(PROMPT))
     deployment.model.ledger.wait_for_calls(PROMPT)
+    redis_proxy.stall()
     begun_at = time.monotonic()
     wait_hold(worker, "result_store_down")
-    assert time.monotonic() - begun_at < 2.0 + 1.0
+    assert time.monotonic() - begun_at < 0.5 + 2.0 + 1.0
     until(lambda: deployment.queue_depth() == 1, "the message is back")
     assert settlements(worker, request_id) == [("requeue", "result_store_down")]
     assert records(worker, "session_ended") == []

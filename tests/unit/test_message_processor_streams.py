@@ -12,7 +12,8 @@ from inference_worker.messages import Completed, encode_result
 from inference_worker.model_client import Sign
 from tests.fakes.steps import ANSWER_BODY, Bench, make_delivery, reply, request_body
 
-STREAMED = request_body(payload={"stream": True})
+# made when this file is read, which may be minutes before a test runs
+STREAMED = request_body(payload={"stream": True}, timeout_s=86_400.0)
 
 
 @pytest.fixture
