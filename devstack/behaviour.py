@@ -32,6 +32,7 @@ class Fault(enum.Enum):
     TRICKLE = "trickle"  #: the body byte by byte, `trickle_s` apart
     RAW = "raw"  #: the bytes of `raw` instead of an HTTP answer, then a close
     GZIP_BOMB = "gzip_bomb"  #: a small gzip body that unpacks to `bomb_bytes`
+    ENDLESS = "endless"  #: a body of `bomb_bytes`, with its length or in chunks, for as long as somebody reads it
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,6 +150,10 @@ def deliver(exchange: Exchange, answer: Answer, behaviour: Behaviour) -> None:
             bomb = gzip_bomb(behaviour.bomb_bytes)
             exchange.respond(200, bomb, headers={"Content-Type": "application/json", "Content-Encoding": "gzip"})
             return
+        case Fault.ENDLESS:
+            exchange.ends_connection = True
+            send_endless(exchange, behaviour)
+            return
         case _:
             pass
     if behaviour.body is not None:
@@ -217,6 +222,15 @@ def send_events(
         else:
             connection.send(encode_chunk(event))
     connection.send(encode_chunk(b""))
+
+
+def send_endless(exchange: Exchange, behaviour: Behaviour) -> None:
+    """Send a JSON text that is longer than anybody should read."""
+    framing = {"Transfer-Encoding": "chunked"} if behaviour.chunked else {"Content-Length": str(behaviour.bomb_bytes)}
+    exchange.connection.send(encode_head(200, {"Content-Type": "application/json", **framing}))
+    block = b'["' + b"0" * _BOMB_BLOCK_BYTES
+    for _ in range(behaviour.bomb_bytes // len(block)):
+        exchange.connection.send(encode_chunk(block) if behaviour.chunked else block)
 
 
 def gzip_bomb(size_bytes: int) -> bytes:
