@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import http.client
 import socket
+import ssl
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -167,11 +168,11 @@ class HttpClient:
         if wire.was_cut:
             if self._deadlines.is_ended(self._kind):
                 return HttpCutOff("cut off by us")
-            return HttpTimeout("no whole answer in time")
+            if wire.is_connected:
+                return HttpTimeout("no whole answer in time")
+            return HttpUnreachable("no connection in time")
         match err:
-            case urllib3.exceptions.NewConnectionError():
-                return HttpUnreachable(_cause_of(err))
-            case urllib3.exceptions.ConnectTimeoutError():
+            case TimeoutError() if not wire.is_connected:
                 return HttpUnreachable("no connection in time")
             case TimeoutError() | urllib3.exceptions.ReadTimeoutError():
                 return HttpTimeout("the answer stalled" if wire.is_answer_begun else "no answer in time")
@@ -209,18 +210,18 @@ class _ClosedWhileIdle(HttpUnreachable):
     """A kept-alive connection was gone; never leaves this file."""
 
 
-def _cause_of(err: Exception) -> str:
-    """Name the innermost cause without the URL, which may hold what no log should."""
-    inner: BaseException | None = err
-    while inner is not None:
-        match inner:
-            case ConnectionRefusedError():
-                return "connection refused"
-            case ConnectionResetError() | BrokenPipeError():
-                return "connection reset"
-            case socket.gaierror():
-                return "unknown host"
-        reason = getattr(inner, "reason", None)
-        args = [arg for arg in getattr(inner, "args", ()) if isinstance(arg, BaseException)]
-        inner = reason if isinstance(reason, BaseException) else args[0] if args else inner.__cause__
-    return "closed before the first byte of an answer"
+def _cause_of(err: OSError) -> str:
+    """Name the cause without the URL, which may hold what no log should."""
+    match err:
+        case http.client.RemoteDisconnected():
+            return "closed before the first byte of an answer"
+        case ConnectionRefusedError():
+            return "connection refused"
+        case ConnectionResetError() | BrokenPipeError():
+            return "connection reset"
+        case socket.gaierror():
+            return "unknown host"
+        case ssl.SSLError():
+            return f"no TLS connection ({err.reason or type(err).__name__})"
+        case _:
+            return err.strerror or type(err).__name__

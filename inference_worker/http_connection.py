@@ -38,7 +38,9 @@ class Wire:
         self._lock = threading.Lock()
         self._socket: socket.socket | None = None
         self._cut = False
-        #: the request went out on a connection that had carried one before
+        #: there is a connection that the request can go out on
+        self.is_connected = False
+        #: and it had carried one before
         self.is_reused = False
         self.is_answer_begun = False
 
@@ -47,12 +49,11 @@ class Wire:
         with self._lock:
             self._socket = None
             self._cut = False
-        self.is_reused = False
+        self.is_connected = self.is_reused = False
         self.is_answer_begun = False
 
-    def attach(self, connection_socket: socket.socket, *, is_reused: bool) -> None:
-        """Say what the exchange is on; it is cut at once when it should have been before."""
-        self.is_reused = is_reused
+    def attach(self, connection_socket: socket.socket) -> None:
+        """Say what the exchange waits on; it is cut at once when it should have been before."""
         with self._lock:
             self._socket = connection_socket
             cut = self._cut
@@ -109,6 +110,37 @@ def _response_class(wire: Wire) -> type[HTTPResponse]:
     return Response
 
 
+def _connect(host: str, port: int, timeout_s: float, wire: Wire) -> socket.socket:
+    """Connect to the first address of a host that takes it, with each socket known to the wire before it waits."""
+    failure = OSError("the name has no address")
+    for family, kind, protocol, _, address in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM):
+        if wire.was_cut:
+            break
+        connection_socket = socket.socket(family, kind, protocol)
+        try:
+            connection_socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            connection_socket.settimeout(timeout_s)
+            wire.attach(connection_socket)
+            connection_socket.connect(address)
+        except OSError as err:
+            connection_socket.close()
+            failure = err
+        else:
+            return connection_socket
+    raise failure
+
+
+def _connection_class(base: type[Any], wire: Wire) -> type[Any]:
+    class Connection(base):  # type: ignore[misc]
+        response_class = _response_class(wire)
+
+        def _new_conn(self) -> socket.socket:
+            # urllib3's own tells nobody of its socket: a call that still connects could not be cut off for 5 s
+            return _connect(self.host, self.port, self.timeout, wire)
+
+    return Connection
+
+
 @dataclass(frozen=True, slots=True)
 class Target:
     """A method and a URL, taken apart once for all requests to it."""
@@ -149,12 +181,11 @@ class Line:
         connection = self._connections.get(key)
         if connection is None:
             if scheme == "https":
-                connection = urllib3.connection.HTTPSConnection(
+                connection = _connection_class(urllib3.connection.HTTPSConnection, self.wire)(
                     host, port, cert_reqs="CERT_REQUIRED", ca_certs=requests.adapters.DEFAULT_CA_BUNDLE_PATH
                 )
             else:
-                connection = urllib3.connection.HTTPConnection(host, port)
-            connection.response_class = _response_class(self.wire)
+                connection = _connection_class(urllib3.connection.HTTPConnection, self.wire)(host, port)
             # with the thread: a socket that is left to the collector is complained of
             weakref.finalize(self, connection.close)
             self._connections[key] = connection
@@ -168,16 +199,17 @@ class Line:
         Units:   timeout_s seconds, for each read and write of the socket
         Raises:  what http.client, ssl and urllib3's connections raise; the connection is then of no use: `drop` it
         """
-        connection = target.connection
+        connection, wire = target.connection, self.wire
         if connection.sock is not None and not connection.is_connected:
             # the server closed it while it was idle, or sent what nobody asked for
             connection.close()
-        is_reused = connection.sock is not None
-        if not is_reused:
+        wire.is_reused = connection.sock is not None
+        if not wire.is_reused:
             connection.timeout = min(_CONNECT_TIMEOUT_S, timeout_s)
             connection.connect()
         connection.timeout = timeout_s
-        self.wire.attach(connection.sock, is_reused=is_reused)
+        wire.attach(connection.sock)
+        wire.is_connected = True
         # a server that refuses a body without reading it to its end has answered all the same
         with suppress(BrokenPipeError):
             connection.request(target.method, target.path, body=body, headers=headers, preload_content=False)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import gzip
+import socket
 import threading
 import zlib
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from time import monotonic
 
@@ -433,6 +435,34 @@ def test_exchange_is_cut_off_from_another_thread_within_a_second(
     assert monotonic() - began_at < 1.0
     cutter.join(LONG_TIMEOUT_S)
     server.wait_for(lambda it: it.ended_count == 1)
+
+
+@pytest.fixture
+def silent_port() -> Iterator[int]:
+    """A port whose queue of connections is full: a connect to it waits."""
+    with socket.create_server(("127.0.0.1", 0), backlog=0) as listening, ExitStack() as waiting:
+        for _ in range(3):
+            one = waiting.enter_context(socket.socket())
+            one.setblocking(False)
+            one.connect_ex(listening.getsockname())
+        yield listening.getsockname()[1]
+
+
+def test_exchange_that_still_connects_is_cut_off_within_a_second(
+    client: HttpClient, deadlines: Deadlines, silent_port: int
+) -> None:
+    cutter = threading.Timer(SHORT_TIMEOUT_S, deadlines.end, [Bounded.MODEL_CALL])
+    began_at = monotonic()
+    cutter.start()
+    with pytest.raises(HttpCutOff):
+        client.exchange("POST", f"http://127.0.0.1:{silent_port}/v1", timeout_s=LONG_TIMEOUT_S)
+    assert monotonic() - began_at < SHORT_TIMEOUT_S + 1.0
+    cutter.join()
+
+
+def test_connect_that_takes_too_long_is_unreachable(client: HttpClient, silent_port: int) -> None:
+    with pytest.raises(HttpUnreachable, match="no connection in time"):
+        client.exchange("POST", f"http://127.0.0.1:{silent_port}/v1", timeout_s=SHORT_TIMEOUT_S)
 
 
 @STALLS
