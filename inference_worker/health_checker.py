@@ -15,6 +15,7 @@ from typing import assert_never
 
 from inference_worker.documents import HealthSnapshot
 from inference_worker.errors import HttpError, StoreDown, StoreLoginRefused
+from inference_worker.growing_pause import GrowingPause
 from inference_worker.holds import HoldName, Holds
 from inference_worker.model_client import ModelReply, Sign
 from inference_worker.stall_watch import StallWatch
@@ -79,10 +80,11 @@ class HealthChecker:
         self._reported_at = float("-inf")
         #: a hold is not lifted before, whatever the probe says
         self._unhealthy_until = float("-inf")
-        #: calls that failed although the probe before them was good, in a row
-        self._deceived = 0
-        self._busy = 0
-        self._store_failures = 0
+        #: after calls that failed although the probe before them was good: none, 1, 2, 4 ... s, or a refusing port
+        #: would burn a whole queue's retries
+        self._deceived = GrowingPause(1.0, max_s=settings.interval_s, free_count=1)
+        self._busy = GrowingPause(1.0, max_s=_BUSY_MAX_S)
+        self._store_pause = GrowingPause(settings.store_retry_delay_s, max_s=_STORE_PAUSE_MAX_S)
         self._next_store_probe_at = float("-inf")
         self._login_refusal_said = False
         # nothing is consumed before the first good probe and the first good write: a model that loads for ten minutes
@@ -182,7 +184,8 @@ class HealthChecker:
         """Take a call's sign of the model's health; a bad one stops the consuming at once."""
         match reply.sign:
             case Sign.WELL:
-                self._deceived = self._busy = 0
+                self._deceived.reset()
+                self._busy.reset()
             case Sign.UNREACHABLE:
                 self._raise_unhealthy(reply.detail, least_s=0.0)
             case Sign.LEAVING:
@@ -202,10 +205,8 @@ class HealthChecker:
         with self._lock:
             pause_s = least_s
             if not self._holds.is_raised(HoldName.MODEL_UNHEALTHY):
-                # the probe had said healthy: 0, 1, 2, 4 ... s, or a refusing port would burn a whole queue's retries
-                growing_s = 2.0 ** (self._deceived - 1) if self._deceived else 0.0
-                pause_s = max(least_s, min(growing_s, self._settings.interval_s))
-                self._deceived = min(self._deceived + 1, 30)
+                # the probe had said healthy
+                pause_s = max(least_s, self._deceived.next_s())
             self._unhealthy_until = max(self._unhealthy_until, monotonic() + pause_s)
             self._holds.raise_hold(HoldName.MODEL_UNHEALTHY, detail)
             self._ask_for_probe()
@@ -217,8 +218,7 @@ class HealthChecker:
 
     def _raise_busy(self, reply: ModelReply) -> None:
         with self._lock:
-            growing_s = 2.0**self._busy
-            self._busy = min(self._busy + 1, 30)
+            growing_s = self._busy.next_s()
         # a Retry-After of 0 is no busy loop
         pause_s = min(max(reply.retry_after_s or 0.0, growing_s), _BUSY_MAX_S)
         self._holds.raise_hold(HoldName.MODEL_BUSY, reply.detail, for_s=pause_s, never_shorter=True)
@@ -228,15 +228,13 @@ class HealthChecker:
         """Stop consuming until a small write succeeds; the pause doubles while saves fail all the same."""
         with self._lock:
             if not self._holds.is_raised(HoldName.RESULT_STORE_DOWN):
-                pause_s = min(self._settings.store_retry_delay_s * 2.0**self._store_failures, _STORE_PAUSE_MAX_S)
-                self._store_failures = min(self._store_failures + 1, 30)
-                self._next_store_probe_at = monotonic() + pause_s
+                self._next_store_probe_at = monotonic() + self._store_pause.next_s()
             self._say_store_down(err)
         self.wakeup.set()
 
     def report_saved(self) -> None:
         """A result was written: the next outage begins with the short pause again."""
-        self._store_failures = 0
+        self._store_pause.reset()
 
     def _say_store_down(self, err: StoreDown) -> None:
         self._holds.raise_hold(HoldName.RESULT_STORE_DOWN, str(err))

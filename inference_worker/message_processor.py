@@ -42,6 +42,7 @@ from inference_worker.disposition import (
 )
 from inference_worker.documents import InferenceRequestRecord, UsageData, UsageEvent
 from inference_worker.errors import CopyNotConfirmed, CopyRefusedForGood, MalformedRequest, StoreDown
+from inference_worker.growing_pause import GrowingPause
 from inference_worker.holds import HoldName, Holds
 from inference_worker.kept_answers import KeptAnswers
 from inference_worker.messages import (
@@ -215,7 +216,7 @@ class MessageProcessor:
         self._running = RunningRequests()
         #: set when the grace is over: whatever waits in a slot gives its delivery back
         self.cut_off = threading.Event()
-        self._publish_failures = 0
+        self._publish_pause = GrowingPause(1.0, max_s=_PUBLISH_HOLD_MAX_S)
 
     def process(self, delivery: Delivery) -> None:
         """Work one delivery off and hand its settlement in. Never raises: a bug is an outcome, too."""
@@ -493,16 +494,14 @@ class MessageProcessor:
                 detail = str(err)
                 self._holds.raise_hold(HoldName.PUBLISH_REFUSED, detail, for_s=_PUBLISH_HOLD_MAX_S)
             else:
-                self._publish_failures = 0
+                self._publish_pause.reset()
                 self._holds.lift(HoldName.PUBLISH_REFUSED)
                 attempt.copy_confirmed = True
                 return None
             if pause_s is None or self._holds.is_raised(HoldName.DRAINING) or self.cut_off.wait(pause_s):
                 break
         if detail is not None:
-            pause_s = min(2.0**self._publish_failures, _PUBLISH_HOLD_MAX_S)
-            self._publish_failures = min(self._publish_failures + 1, 30)
-            self._holds.raise_hold(HoldName.PUBLISH_REFUSED, detail, for_s=pause_s)
+            self._holds.raise_hold(HoldName.PUBLISH_REFUSED, detail, for_s=self._publish_pause.next_s())
         return outcome
 
     # -- what is told -------------------------------------------------------------------------------------------------

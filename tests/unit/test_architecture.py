@@ -21,7 +21,17 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("messages", "model_answer", "documents", "json_spans", "event_stream"),
     ("model_stream", "stream_request", "disposition"),
     # edges of memory
-    ("delivery", "deadlines", "holds", "kept_answers", "running_requests", "metrics_buffer", "config", "stall_watch"),
+    (
+        "delivery",
+        "deadlines",
+        "holds",
+        "kept_answers",
+        "running_requests",
+        "metrics_buffer",
+        "config",
+        "stall_watch",
+        "growing_pause",
+    ),
     ("slots", "cancel_watch"),
     # adapters
     (
