@@ -19,7 +19,7 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from devstack import processes
-from devstack.producer import ask
+from devstack.producer import send, wait_result
 from devstack.rabbitmq import RabbitMq
 from devstack.redis_server import RedisServer
 from devstack.stack import Stack
@@ -120,21 +120,16 @@ def test_the_producer_gets_the_result_of_its_own_request(stack: Stack) -> None:
         answered.set()
 
     threading.Thread(target=answer_one, daemon=True).start()
-    result = ask(
-        "Why?",
-        model="m",
-        deployment_id=stack.deployment_id,
-        amqp_url=stack.amqp_url,
-        redis_url=stack.redis_server.url,
-        timeout_s=LONG_TIMEOUT_S,
-    )
+    request_id = send("Why?", model="m", deployment_id=stack.deployment_id, amqp_url=stack.amqp_url)
+    with stack.redis_server.client() as results:
+        result = wait_result(results, request_id, timeout_s=LONG_TIMEOUT_S)
     assert result == {"status": "completed", "result": "Why?"}
     assert answered.wait(LONG_TIMEOUT_S)
 
 
 def test_the_producer_is_told_when_there_is_no_such_deployment(stack: Stack) -> None:
     with pytest.raises(pika.exceptions.UnroutableError):
-        ask("Why?", model="m", deployment_id="none", amqp_url=stack.amqp_url, redis_url=stack.redis_server.url)
+        send("Why?", model="m", deployment_id="none", amqp_url=stack.amqp_url)
 
 
 def our_processes(mark: str) -> list[str]:
