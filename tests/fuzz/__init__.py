@@ -1,0 +1,1 @@
+"""Coverage-guided fuzzing of everything that reads bytes from outside: `make fuzz`, docs/fuzzing.md."""
