@@ -218,7 +218,8 @@ class HealthChecker:
 
     def _raise_busy(self, reply: ModelReply) -> None:
         with self._lock:
-            growing_s = self._busy.next_s()
+            # what was sent before the hold comes back busy as well: a burst of 16 would hold for a minute
+            growing_s = 0.0 if self._holds.is_raised(HoldName.MODEL_BUSY) else self._busy.next_s()
         # a Retry-After of 0 is no busy loop
         pause_s = min(max(reply.retry_after_s or 0.0, growing_s), _BUSY_MAX_S)
         self._holds.raise_hold(HoldName.MODEL_BUSY, reply.detail, for_s=pause_s, never_shorter=True)

@@ -242,12 +242,21 @@ def test_r50_the_pause_grows_while_the_model_names_none_and_begins_anew_after_an
         well.checker.report(busy())
         (hold,) = well.holds.snapshot()
         assert hold.until is not None
+        well.holds.lift(HoldName.MODEL_BUSY)
         return hold.until - began_at
 
     assert [pause_s() for _ in range(8)] == pytest.approx([1, 2, 4, 8, 16, 32, 60, 60], abs=0.5)
     well.checker.report(WELL)
-    well.holds.lift(HoldName.MODEL_BUSY)
     assert pause_s() == pytest.approx(1, abs=0.5)
+
+
+def test_r50_a_burst_of_busy_answers_is_one_pause(well: Neighbours) -> None:
+    began_at = monotonic()
+    for _ in range(16):
+        well.checker.report(busy())
+    (hold,) = well.holds.snapshot()
+    assert hold.until is not None
+    assert hold.until - began_at == pytest.approx(1, abs=0.5)
 
 
 def test_r50_a_shorter_retry_after_does_not_end_a_longer_pause(well: Neighbours) -> None:
