@@ -350,13 +350,13 @@ class HttpServer:
         self.close()
 
 
-def bound_socket(port: int) -> socket.socket:
+def bound_socket(port: int, *, host: str = LOOPBACK) -> socket.socket:
     """Return a loopback socket that shares its port with others of ours."""
     sock = socket.socket()
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
     try:
-        sock.bind((LOOPBACK, port))
+        sock.bind((host, port))
     except OSError:
         sock.close()
         raise

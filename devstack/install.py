@@ -2,6 +2,8 @@
 
 In order: programs that are installed, on PATH or off it; apt, when we are root on Debian or Ubuntu; containers, when a
 Docker daemon answers; else `ServersMissing`, one sentence of what to install. Runs on the thread that starts the stack.
+
+DEVSTACK_RABBITMQ_ROOT names a chroot to take RabbitMQ from instead; `devstack.rabbitmq_next` makes one.
 """
 
 from __future__ import annotations
@@ -46,6 +48,8 @@ _REDIS_FOLDERS = (
     "/usr/local/sbin",
     "/home/linuxbrew/.linuxbrew/opt/redis/bin",
 )
+#: names the root folder of another system, whose RabbitMQ is to be run instead of the installed one
+RABBITMQ_ROOT_VARIABLE = "DEVSTACK_RABBITMQ_ROOT"
 #: seconds for `docker info`, which hangs when its daemon does
 _DOCKER_ANSWER_TIMEOUT_S = 10.0
 
@@ -63,6 +67,8 @@ class Programs:
     erl: Path
     epmd: Path
     redis_server: Path
+    #: what the paths of RabbitMQ and Erlang begin at; a node of any other root than / runs in a chroot
+    rabbitmq_root: Path = Path("/")
 
 
 @dataclass(frozen=True)
@@ -75,25 +81,37 @@ class Containers:
 Servers = Programs | Containers
 
 
-def find_program(name: str, *, folders: Iterable[str]) -> Path | None:
-    """Return the first executable of that name in the folders (globs are fine), then on PATH."""
+def find_program(name: str, *, folders: Iterable[str], root: Path = Path("/")) -> Path | None:
+    """Return the first executable of that name in the folders (globs are fine), then on PATH.
+
+    Below another root than / there is no PATH to ask; the path returned is the one that a process in that chroot sees.
+    """
     for pattern in folders:
-        for folder in sorted(Path("/").glob(pattern.lstrip("/"))):
+        for folder in sorted(root.glob(pattern.lstrip("/"))):
             if os.access(folder / name, os.X_OK) and (folder / name).is_file():
-                return folder / name
-    on_path = shutil.which(name)
+                return Path("/") / (folder / name).relative_to(root)
+    on_path = shutil.which(name) if root == Path("/") else None
     return Path(on_path) if on_path else None
 
 
 def find_programs() -> Programs | None:
-    """Return the installed servers, or None when one of them is missing."""
-    rabbitmq_server = find_program("rabbitmq-server", folders=_RABBITMQ_FOLDERS)
-    rabbitmqctl = find_program("rabbitmqctl", folders=_RABBITMQ_FOLDERS)
-    erl = find_program("erl", folders=_ERLANG_FOLDERS)
-    epmd = find_program("epmd", folders=_ERLANG_FOLDERS)
+    """Return the installed servers, or None when one of them is missing.
+
+    Raises:  ServersMissing when DEVSTACK_RABBITMQ_ROOT names a folder without a RabbitMQ
+    """
+    root = Path(os.environ.get(RABBITMQ_ROOT_VARIABLE) or "/").resolve()
+    rabbitmq_server = find_program("rabbitmq-server", folders=_RABBITMQ_FOLDERS, root=root)
+    rabbitmqctl = find_program("rabbitmqctl", folders=_RABBITMQ_FOLDERS, root=root)
+    erl = find_program("erl", folders=_ERLANG_FOLDERS, root=root)
+    epmd = find_program("epmd", folders=_ERLANG_FOLDERS, root=root)
     redis_server = find_program("redis-server", folders=_REDIS_FOLDERS)
+    if root != Path("/") and not (rabbitmq_server and rabbitmqctl and erl and epmd):
+        # to run another version than the one that was asked for would be a test of the wrong broker
+        raise ServersMissing(
+            f"{RABBITMQ_ROOT_VARIABLE} is {root}, where no RabbitMQ is: run `python -m devstack.rabbitmq_next`."
+        )
     if rabbitmq_server and rabbitmqctl and erl and epmd and redis_server:
-        return Programs(rabbitmq_server, rabbitmqctl, erl, epmd, redis_server)
+        return Programs(rabbitmq_server, rabbitmqctl, erl, epmd, redis_server, rabbitmq_root=root)
     return None
 
 

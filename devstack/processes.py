@@ -200,11 +200,11 @@ def free_port() -> int:
         return port
 
 
-def accepts_connections(port: int) -> bool:
-    """Tell whether something listens on a loopback port."""
+def accepts_connections(port: int, *, host: str = LOOPBACK) -> bool:
+    """Tell whether something listens on a port."""
     with socket.socket() as probe:
         probe.settimeout(1.0)
-        return probe.connect_ex((LOOPBACK, port)) == 0
+        return probe.connect_ex((host, port)) == 0
 
 
 def wait_until(condition: Callable[[], T], *, timeout_s: float, what: str, every_s: float = 0.02) -> T:

@@ -1,4 +1,4 @@
-"""A private RabbitMQ node on a free loopback port.
+"""A private RabbitMQ node on a free loopback port, or on another address; several can be made a cluster.
 
 Safe from any thread, one call at a time. Nothing of the machine is used: HOME, node name, Erlang cookie, epmd and its
 port are the node's own, so it meets no other node and leaves nothing behind.
@@ -7,6 +7,11 @@ port are the node's own, so it meets no other node and leaves nothing behind.
 from __future__ import annotations
 
 import os
+import secrets
+import socket
+import sys
+import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Protocol
@@ -16,6 +21,7 @@ import pika.exceptions
 
 from devstack import processes
 from devstack.containers import FIRST_ANSWER_TIMEOUT_S, ComposeService
+from devstack.http_server import bound_socket
 from devstack.install import Containers, Programs, Servers, provide_servers
 from devstack.processes import LOOPBACK
 
@@ -24,12 +30,21 @@ BOOT_TIMEOUT_S = 90.0
 CTL_TIMEOUT_S = 60.0
 CONNECT_TIMEOUT_S = 10.0
 _CONFIG = """\
-listeners.tcp.default = {LOOPBACK}:{port}
+listeners.tcp.default = {host}:{port}
 distribution.listener.interface = {LOOPBACK}
 log.file = false
 log.console = true
 log.console.level = warning
 """
+# A mount namespace of its own, which ends with the command: this machine never sees a mount below the root. The nodes'
+# folders, and the project's with its certificates, are where they are outside. Words: root, two folders, command
+_ENTER_CHROOT = """\
+root=$0 && mount -t proc proc "$root/proc" &&
+for folder in "$1" "$2"; do mkdir -p "$root$folder" && mount --bind "$folder" "$root$folder" || exit; done &&
+shift 2 && exec chroot "$root" env --chdir="$HOME" "$@"
+"""
+_CHROOTED_PATH = "/usr/sbin:/usr/bin:/sbin:/bin"
+_PROJECT_FOLDER = Path(__file__).parent.parent
 # Two schedulers and no busy waiting: an idle Erlang would otherwise take a core from what is being measured
 _ERLANG_FLAGS = "+S 2:2 +sbwt none +sbwtdcpu none +sbwtdio none -start_epmd false"
 
@@ -47,28 +62,72 @@ class _Node(Protocol):
     def remove(self) -> None: ...
 
 
-class _PrivateNode:
-    """A node made of installed programs."""
+class _ErlangNet:
+    """An epmd on a port of its own and a cookie: nodes that share them can meet, and nobody else can meet them."""
 
-    def __init__(self, programs: Programs, *, folder: Path, port: int, extra_config: str) -> None:
+    def __init__(self) -> None:
+        self.port = processes.free_port()
+        self.cookie = secrets.token_hex(16)
+        self._epmd: processes.Child | None = None
+
+    def start(self, command: list[str | Path], *, env: dict[str, str], log_path: Path) -> None:
+        """Start the epmd unless it runs: one that Erlang starts is a daemon that outlives the node."""
+        if self._epmd is not None:
+            return
+        self._epmd = processes.spawn([*command, "-address", LOOPBACK], env=env, log_path=log_path)
+
+        def answers() -> bool:
+            try:
+                processes.run([*command, "-names"], env=env, timeout_s=CONNECT_TIMEOUT_S)
+            except processes.CommandFailed:
+                return False
+            return True
+
+        processes.wait_until(answers, timeout_s=CONNECT_TIMEOUT_S, what="epmd answers")
+
+    def end(self) -> None:
+        if self._epmd is not None:
+            self._epmd.end(grace_s=0)
+            self._epmd = None
+
+
+class _PrivateNode:
+    """A node made of installed programs, or of those of a chroot."""
+
+    def __init__(
+        self,
+        programs: Programs,
+        *,
+        folder: Path,
+        host: str,
+        port: int,
+        extra_config: str,
+        neighbour: _PrivateNode | None,
+        run_under: Sequence[str],
+    ) -> None:
         self._programs = programs
         self._folder = folder
-        self._epmd: processes.Child | None = None
+        self._owns_net = neighbour is None
+        self._net: _ErlangNet = neighbour._net if neighbour else _ErlangNet()
+        self._run_under = run_under
         self._server: processes.Child | None = None
-        self._epmd_port = processes.free_port()
-        self._name = f"devstack-{port}@localhost"
-        config_path = folder / "rabbitmq.conf"
-        config_path.write_text(_CONFIG.format(LOOPBACK=LOOPBACK, port=port) + extra_config + "\n")
+        self.name = f"devstack-{host.replace('.', '-')}-{port}@localhost"
+        config = _CONFIG.format(LOOPBACK=LOOPBACK, host=host, port=port)
+        (folder / "rabbitmq.conf").write_text(config + extra_config + "\n")
         (folder / "enabled_plugins").write_text("[].\n")
-        search = [str(programs.erl.parent), os.environ.get("PATH", os.defpath)]
+        cookie = folder / ".erlang.cookie"
+        cookie.write_text(self._net.cookie)
+        cookie.chmod(0o400)  # Erlang takes no other
+        self._chrooted = programs.rabbitmq_root != Path("/")
+        search = _CHROOTED_PATH if self._chrooted else os.environ.get("PATH", os.defpath)
         self._env = {
-            "PATH": os.pathsep.join(search),
+            "PATH": os.pathsep.join([str(programs.erl.parent), search]),
             "HOME": str(folder),
             "LANG": "C.UTF-8",
-            "ERL_EPMD_PORT": str(self._epmd_port),
+            "ERL_EPMD_PORT": str(self._net.port),
             "ERL_EPMD_ADDRESS": LOOPBACK,
-            "RABBITMQ_NODENAME": self._name,
-            "RABBITMQ_CONFIG_FILE": str(config_path),
+            "RABBITMQ_NODENAME": self.name,
+            "RABBITMQ_CONFIG_FILE": str(folder / "rabbitmq.conf"),
             "RABBITMQ_CONF_ENV_FILE": str(folder / "no-such-file"),
             "RABBITMQ_ENABLED_PLUGINS_FILE": str(folder / "enabled_plugins"),
             "RABBITMQ_MNESIA_BASE": str(folder / "mnesia"),
@@ -84,16 +143,11 @@ class _PrivateNode:
         return self._server is not None and self._server.running
 
     def launch(self) -> None:
-        if self._epmd is None:
-            # Started here, in the foreground: one that Erlang starts is a daemon that outlives the node
-            argv: list[str | Path] = [self._programs.epmd, "-port", str(self._epmd_port), "-address", LOOPBACK]
-            self._epmd = processes.spawn(argv, env=self._env, log_path=self._folder / "epmd.log")
-            processes.wait_until(
-                lambda: processes.accepts_connections(self._epmd_port), timeout_s=CONNECT_TIMEOUT_S, what="epmd listens"
-            )
+        epmd = self._command(self._programs.epmd, "-port", str(self._net.port))
+        self._net.start(epmd, env=self._env, log_path=self._folder / "epmd.log")
         # a node that is killed writes a MnesiaCore file into its working directory
         self._server = processes.spawn(
-            [self._programs.rabbitmq_server],
+            self._command(self._programs.rabbitmq_server),
             env=self._env,
             log_path=self._folder / "rabbitmq.log",
             cwd=self._folder,
@@ -103,7 +157,7 @@ class _PrivateNode:
         return self._server.log() if self._server else ""
 
     def ctl(self, *args: str) -> str:
-        argv: list[str | Path] = [self._programs.rabbitmqctl, "-q", "-n", self._name, *args]
+        argv = self._command(self._programs.rabbitmqctl, "-q", "-n", self.name, *args)
         return processes.run(argv, env=self._env, timeout_s=CTL_TIMEOUT_S)
 
     def stop(self) -> None:
@@ -119,9 +173,15 @@ class _PrivateNode:
 
     def remove(self) -> None:
         self.kill()
-        if self._epmd is not None:
-            self._epmd.end(grace_s=0)
-            self._epmd = None
+        if self._owns_net:
+            self._net.end()
+
+    def _command(self, program: Path, *args: str) -> list[str | Path]:
+        if not self._chrooted:
+            return [*self._run_under, program, *args]
+        root, shared = self._programs.rabbitmq_root, (tempfile.gettempdir(), _PROJECT_FOLDER)
+        enter = ("unshare", "--mount", "sh", "-c", _ENTER_CHROOT)
+        return [*self._run_under, *enter, root, *shared, program, *args]
 
 
 class _ContainerNode:
@@ -144,14 +204,32 @@ class _ContainerNode:
 
 
 class RabbitMq:
-    """A broker that keeps its port and its durable data over `kill`, `stop` and `restart`, until `close`."""
+    """A broker that keeps its port and its durable data over `kill`, `stop` and `restart`, until `close`.
 
-    def __init__(self, *, servers: Servers | None = None, extra_config: str = "") -> None:
+    For installed programs alone: `host` is the address to listen on, `neighbour` a running broker that it can be joined
+    to, `run_under` a command that runs a command, in a network namespace for example.
+    """
+
+    def __init__(
+        self,
+        *,
+        servers: Servers | None = None,
+        extra_config: str = "",
+        host: str = LOOPBACK,
+        port: int = 0,
+        neighbour: RabbitMq | None = None,
+        run_under: Sequence[str] = (),
+    ) -> None:
         self._servers = servers or provide_servers()
         self._extra_config = extra_config
+        self._neighbour = neighbour
+        self._run_under = run_under
         self._folder: Path | None = None
         self._node: _Node | None = None
-        self.port = 0
+        self._reservation: socket.socket | None = None
+        self.host = host
+        #: chosen at the first start when it is 0
+        self.port = port
         #: of the server, as it introduces itself; empty before the first start
         self.version = ""
 
@@ -164,6 +242,13 @@ class RabbitMq:
         self.close()
 
     @property
+    def node_name(self) -> str:
+        """The node's name in its cluster."""
+        node = self._launched_node()
+        assert isinstance(node, _PrivateNode)
+        return node.name
+
+    @property
     def running(self) -> bool:
         """Whether the node's process is alive."""
         return self._node is not None and self._node.running
@@ -172,15 +257,12 @@ class RabbitMq:
         """Begin to boot and return at once; `wait_ready` has to follow."""
         if self._node is None:
             self._folder = processes.make_folder("rabbitmq")
-            self.port = processes.free_port()
-            if isinstance(self._servers, Programs):
-                self._node = _PrivateNode(
-                    self._servers, folder=self._folder, port=self.port, extra_config=self._extra_config
-                )
-            else:
-                self._node = _ContainerNode(
-                    self._servers, folder=self._folder, port=self.port, extra_config=self._extra_config
-                )
+            if sys.platform == "linux" and isinstance(self._servers, Programs) and not self._run_under:
+                # ours until the end: a node takes seconds to boot, and a port that was merely free may be gone by then
+                self._reservation = bound_socket(self.port, host=self.host)
+                self.port = self._reservation.getsockname()[1]
+            self.port = self.port or processes.free_port()
+            self._node = self._make_node(self._servers, self._folder)
         self._node.launch()
 
     def wait_ready(self) -> RabbitMq:
@@ -228,6 +310,9 @@ class RabbitMq:
         if self._folder is not None:
             processes.remove_folder(self._folder)
             self._folder = None
+        if self._reservation is not None:
+            self._reservation.close()
+            self._reservation = None
 
     def ctl(self, *args: str) -> str:
         """Run rabbitmqctl on the node and return what it wrote (takes about a second).
@@ -248,7 +333,7 @@ class RabbitMq:
     def connect(self, *, username: str = "guest", password: str = "guest", vhost: str = "/") -> pika.BlockingConnection:
         """Open a connection, without heartbeats; the caller closes it."""
         parameters = pika.ConnectionParameters(
-            host=LOOPBACK,
+            host=self.host,
             port=self.port,
             virtual_host=vhost,
             credentials=pika.PlainCredentials(username, password),
@@ -259,13 +344,28 @@ class RabbitMq:
         )
         return pika.BlockingConnection(parameters)
 
+    def _make_node(self, servers: Servers, folder: Path) -> _Node:
+        if isinstance(servers, Containers):
+            return _ContainerNode(servers, folder=folder, port=self.port, extra_config=self._extra_config)
+        neighbour = self._neighbour._node if self._neighbour else None
+        assert neighbour is None or isinstance(neighbour, _PrivateNode)
+        return _PrivateNode(
+            servers,
+            folder=folder,
+            host=self.host,
+            port=self.port,
+            extra_config=self._extra_config,
+            neighbour=neighbour,
+            run_under=self._run_under,
+        )
+
     def _launched_node(self) -> _Node:
         if self._node is None:
             raise RuntimeError("this RabbitMq was not started")
         return self._node
 
     def _accepts_login(self) -> bool:
-        if not processes.accepts_connections(self.port):
+        if not processes.accepts_connections(self.port, host=self.host):
             return False
         try:
             connection = self.connect()
