@@ -75,7 +75,8 @@ def _open(broker: BrokerConfig, host: str, *, name: str) -> Any:
                 client_properties={"connection_name": name, "product": "inference_worker"},
             )
         )
-    except LIBRARY_ERRORS as err:
+    except (*LIBRARY_ERRORS, ValueError) as err:
+        # a ValueError: the peer accepted and reset at once (a balancer without a backend), and pika asks for its name
         raise _translate(err, broker, host) from err
     transport = _transport(connection)
     if hasattr(transport, "_MAX_RECV_BYTES"):

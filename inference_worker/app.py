@@ -55,14 +55,18 @@ def topology_names(config: Config) -> TopologyNames:
 def open_stores(config: Config) -> tuple[ResultStore, StreamStore]:
     """Make what keeps results and streams; they connect at their first command."""
     store = config.store
-    client = redis_client.open_client(
-        store.url,
-        password=store.password,
-        timeout_s=store.timeout_s,
-        max_connections=2 * config.broker.prefetch + _SPARE_CONNECTIONS,
+    for_results, for_streams = (
+        redis_client.open_client(
+            store.url,
+            password=store.password,
+            timeout_s=store.timeout_s,
+            max_connections=2 * config.broker.prefetch + _SPARE_CONNECTIONS,
+            retry_count=retry_count,
+        )
+        for retry_count in (1, 0)
     )
-    results = ResultStore(client, ttl_s=store.ttl_s, replica_id=config.identity.replica_id)
-    return results, StreamStore(client, ttl_s=store.ttl_s)
+    results = ResultStore(for_results, ttl_s=store.ttl_s, replica_id=config.identity.replica_id)
+    return results, StreamStore(for_streams, ttl_s=store.ttl_s)
 
 
 def _count_tokens(config: Config, http: HttpClient) -> float | None:

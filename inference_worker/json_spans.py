@@ -94,6 +94,11 @@ def last_span(text: bytes, start: int, wanted: str) -> tuple[tuple[int, int] | N
     return found, end_of_all
 
 
+def encode_object(members: Mapping[str, bytes]) -> bytes:
+    """Put an object together again."""
+    return b"{%b}" % b",".join(b"%b:%b" % (json.dumps(name).encode(), raw) for name, raw in members.items())
+
+
 _OBJECT_DECODER = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _ARRAY_DECODER = msgspec.json.Decoder(list[msgspec.Raw])
 

@@ -62,6 +62,7 @@ from inference_worker.model_client import ModelReply
 from inference_worker.running_requests import Run, RunningRequests
 from inference_worker.stream_reader import ChunkSink
 from inference_worker.stream_request import wants_stream
+from inference_worker.whole_chunk import whole_chunk
 
 logger = logging.getLogger(__name__)
 
@@ -94,6 +95,7 @@ class Model(Protocol):
 class AnswerStream(ChunkSink, Protocol):
     """One attempt's entries for those who follow a streamed answer; raises StoreDown at its end."""
 
+    def replace(self, chunk: bytes) -> None: ...
     def end(self, kind: str, data: bytes = b"") -> None: ...
 
 
@@ -338,6 +340,9 @@ class MessageProcessor:
         attempt.answer = None
         if not attempt.delivery.session.ended:
             self._bill(attempt)
+        if attempt.stream is not None:
+            # whatever is in the stream, it need not be this answer, nor the whole of it
+            attempt.stream.replace(whole_chunk(completed.body))
         return self._end_stream(attempt, completed) or Found(completed.status_code)
 
     def _store_down(self, err: StoreDown) -> StoreUnavailable:

@@ -16,7 +16,7 @@ from enum import StrEnum
 import msgspec
 
 from inference_worker.errors import HttpTooLarge
-from inference_worker.json_spans import NotJson, checked_members_of, decode_name, elements_of, members_of
+from inference_worker.json_spans import NotJson, checked_members_of, decode_name, elements_of, encode_object, members_of
 from inference_worker.model_answer import read_body
 
 _NULL = b"null"
@@ -189,11 +189,7 @@ class _Merged:
         return value if isinstance(value, bytes) else value.encode()
 
     def encode(self) -> bytes:
-        return _encode_object({name: self.text_of(name) for name in self.members})
-
-
-def _encode_object(members: Mapping[str, bytes]) -> bytes:
-    return b"{%b}" % b",".join(b"%b:%b" % (json.dumps(name).encode(), raw) for name, raw in members.items())
+        return encode_object({name: self.text_of(name) for name in self.members})
 
 
 class _ToolCalls:
@@ -259,8 +255,8 @@ class _ToolCalls:
             arguments = {name: function.text_of(name) for name in function.members}
             if arguments.get("arguments", _NULL) == _NULL:
                 arguments["arguments"] = _EMPTY_STRING
-            members["function"] = _encode_object(arguments)
-        return _encode_object(members)
+            members["function"] = encode_object(arguments)
+        return encode_object(members)
 
 
 class _Choice:
@@ -321,7 +317,7 @@ class _Choice:
             members["text"] = _EMPTY_STRING
         for name in ("logprobs", "finish_reason"):
             members.setdefault(name, _NULL)
-        return _encode_object(members)
+        return encode_object(members)
 
     def _encode_message(self) -> bytes:
         said = self._message
@@ -334,7 +330,7 @@ class _Choice:
         if members["content"] == _EMPTY_STRING and (self._calls or any(map(said.says, _TEXTS))):
             # the first chunk's "" only comes with the role; a message that says nothing but this has no content
             members["content"] = _NULL
-        return _encode_object(members)
+        return encode_object(members)
 
 
 class Assembly:
@@ -437,7 +433,7 @@ class Assembly:
         members["object"] = _OBJECT_NAMES.get(said, said)
         choices = (choice.encode(at, is_chat=is_chat) for at, choice in sorted(self._choices.items()))
         members["choices"] = b"[%b]" % b",".join(choices)
-        return _encode_object(members)
+        return encode_object(members)
 
 
 def _read_index(choice: Mapping[str, bytes | msgspec.Raw]) -> int:

@@ -18,9 +18,12 @@ from redis.retry import Retry
 from inference_worker.errors import StoreDown, StoreLoginRefused
 
 
-def open_client(url: str, *, password: str, timeout_s: float, max_connections: int) -> redis.Redis:
+def open_client(
+    url: str, *, password: str, timeout_s: float, max_connections: int, retry_count: int = 1
+) -> redis.Redis:
     """Make a client that gives a command up within `timeout_s`, the one retry on a dropped connection included.
 
+    With a `retry_count` of 0 nothing is sent twice, for commands that must not be carried out twice.
     A password in the URL wins over `password`, which is never pasted into a URL; empty means no AUTH.
     """
     return redis.Redis.from_url(
@@ -29,7 +32,7 @@ def open_client(url: str, *, password: str, timeout_s: float, max_connections: i
         socket_timeout=timeout_s / 2,
         socket_connect_timeout=timeout_s / 2,
         # the library's default is 10 retries: one SET on a refused port took 4 s. A timeout is not tried again
-        retry=Retry(NoBackoff(), 1, supported_errors=(redis.ConnectionError,)),
+        retry=Retry(NoBackoff(), retry_count, supported_errors=(redis.ConnectionError,)),
         max_connections=max_connections,
         socket_keepalive=True,
     )

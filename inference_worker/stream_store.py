@@ -45,7 +45,11 @@ class AnswerStream:
         self._is_wanted = is_wanted
         self._lock = threading.Lock()
         self._chunks: list[bytes] = []
-        self._opening: list[dict[str, bytes | str]] = [self._entry("restart")] if is_retry else []
+        #: what Redis has taken of this attempt
+        self._written: list[bytes] = []
+        #: a write began whose end we have not heard of: Redis may have taken it
+        self._is_torn = False
+        self._has_restart = is_retry
         self._wrote_at = float("-inf")
         #: the writer will flush: until then nobody else writes, but for the end
         self._is_scheduled = False
@@ -75,6 +79,13 @@ class AnswerStream:
             self._is_scheduled = True
             self._store.flush_at(monotonic() + _PAUSE_AFTER_FAILURE_S, self)
 
+    def replace(self, chunk: bytes) -> None:
+        """Forget this attempt's chunks: the stored result is another attempt's, and this is the whole of it."""
+        with self._lock:
+            self._has_restart = True
+            self._written.clear()
+            self._chunks[:] = [chunk]
+
     def end(self, kind: str, data: bytes = b"") -> None:
         """Write what is left, and the last entry: `done`, or `failed` with the result's body.
 
@@ -86,14 +97,22 @@ class AnswerStream:
         with self._lock:
             if not self._is_wanted():
                 return
+            if self._is_torn:
+                # sent again as it was, a piece may be there twice, and nothing would tell those who follow
+                self._chunks[:0] = self._written
+                self._written.clear()
+                self._has_restart = True
+            opening = [self._entry("restart")] if self._has_restart else []
             gathered = [self._entry("chunk", b"[" + b",".join(self._chunks) + b"]")] if self._chunks else []
-            entries = [*self._opening, *gathered, *closing]
+            entries = [*opening, *gathered, *closing]
             if not entries:
                 return
             self._wrote_at = monotonic()
+            self._is_torn = True
             self._store.write(self._key, entries)
+            self._is_torn = self._has_restart = False
+            self._written += self._chunks
             self._chunks.clear()
-            self._opening.clear()
 
     def _entry(self, kind: str, data: bytes = b"") -> dict[str, bytes | str]:
         return {"type": kind, "attempt": self.attempt, "data": data}

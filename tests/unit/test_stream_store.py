@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import threading
 from time import monotonic
+from typing import Any
 
 import fakeredis
 import pytest
+import redis
 
 from inference_worker.errors import StoreDown
 from inference_worker.stream_store import StreamStore
@@ -126,7 +128,7 @@ def test_chunks_that_redis_does_not_take_go_with_the_next_write_in_order() -> No
     stand.stream.append(b"2")
     stand.server.connected = True
     stand.stream.end("done")
-    assert stand.entries() == [("chunk", b"[1,2]"), ("done", b"")]
+    assert stand.entries() == [("restart", b""), ("chunk", b"[1,2]"), ("done", b"")]
 
 
 def test_chunks_that_redis_did_not_take_are_written_without_a_further_one() -> None:
@@ -134,7 +136,52 @@ def test_chunks_that_redis_did_not_take_are_written_without_a_further_one() -> N
     stand.server.connected = False
     stand.stream.append(b"1")
     stand.server.connected = True
-    assert stand.wait_for(1) == [("chunk", b"[1]")]
+    assert stand.wait_for(2) == [("restart", b""), ("chunk", b"[1]")]
+
+
+class LosingReplies(fakeredis.FakeStrictRedis):
+    """Carries commands out, and loses the answer to those of a pipeline while it is told to."""
+
+    loses = False
+
+    def pipeline(self, transaction: bool = True, shard_hint: str | None = None) -> Any:
+        pipe = super().pipeline(transaction, shard_hint)
+        execute = pipe.execute
+
+        def execute_and_lose() -> Any:
+            answers = execute()
+            if self.loses:
+                raise redis.ConnectionError("lost")
+            return answers
+
+        pipe.execute = execute_and_lose
+        return pipe
+
+
+def test_a_write_whose_reply_was_lost_is_begun_anew_so_that_no_piece_is_there_twice() -> None:
+    server = fakeredis.FakeServer()
+    client = LosingReplies(server=server)
+    stream = StreamStore(client, ttl_s=TTL_S).open("r-1", attempt="0a1b2c3d", is_retry=False, is_wanted=lambda: True)
+    stream.append(b"1")
+    client.loses = True
+    with pytest.raises(StoreDown):
+        stream.end("done")
+    client.loses = False
+    stream.append(b"2")
+    stream.end("done")
+    entries = [(fields[b"type"], fields[b"data"]) for _, fields in client.xrange("infer_stream:r-1")]
+    forget = max(at for at, (kind, _) in enumerate(entries) if kind == b"restart")
+    pieces = b",".join(data[1:-1] for kind, data in entries[forget:] if kind == b"chunk")
+    assert pieces == b"1,2"
+    assert entries[-1] == (b"done", b"")
+
+
+def test_a_stored_answer_of_another_attempt_takes_the_place_of_ours() -> None:
+    stand = Stand()
+    stand.stream.append(b"1")
+    stand.stream.replace(b"7")
+    stand.stream.end("done")
+    assert stand.entries() == [("chunk", b"[1]"), ("restart", b""), ("chunk", b"[7]"), ("done", b"")]
 
 
 def test_an_end_that_cannot_be_written_is_told() -> None:
