@@ -48,7 +48,7 @@ def ask(prompt: str, state: State) -> int:
     )
     with redis.Redis.from_url(state.redis_url) as results:
         try:
-            has_printed = print_stream(results, request_id)
+            print_stream(results, request_id)
             result = wait_result(results, request_id, timeout_s=_TIMEOUT_S)
         except KeyboardInterrupt:
             cancel(results, request_id)
@@ -57,28 +57,26 @@ def ask(prompt: str, state: State) -> int:
     if result["status"] != "completed":
         print(f"{result['status']} {result['status_code']}: {result['error']}", file=sys.stderr)
         return 1
-    # a model that does not stream, asked or not
-    print("" if has_printed else text_of(result["result"]["choices"], "message"))
+    print()
     return 0
 
 
-def print_stream(results: redis.Redis, request_id: str) -> bool:
-    """Print the text of the chunks up to the stream's end; tell whether there was any."""
+def print_stream(results: redis.Redis, request_id: str) -> None:
+    """Print the text of the chunks up to the stream's end."""
     has_printed = False
     for entry in follow(results, request_id, give_up_after_s=_TIMEOUT_S):
         if entry.kind == "restart" and has_printed:
             print("\n(the model is asked once more)", file=sys.stderr)
             has_printed = False
         for chunk in entry.data if entry.kind == "chunk" else ():
-            text = text_of(chunk.get("choices", []), "delta")
+            text = text_of(chunk.get("choices", []))
             print(text, end="", flush=True)
             has_printed = has_printed or bool(text)
-    return has_printed
 
 
-def text_of(choices: list[dict[str, Any]], name: str) -> str:
-    """Return the text of the first choice; of a tool call, its arguments."""
-    message = choices[0].get(name, {}) if choices else {}
+def text_of(choices: list[dict[str, Any]]) -> str:
+    """Return the text of the first choice's delta; of a tool call, its function."""
+    message = choices[0].get("delta", {}) if choices else {}
     calls = message.get("tool_calls") or []
     return (message.get("content") or "") + "".join(json.dumps(call.get("function", {})) for call in calls)
 

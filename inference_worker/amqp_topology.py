@@ -19,8 +19,9 @@ logger = logging.getLogger(__name__)
 
 #: not found, no right to configure, exists with other arguments
 _NOT_FOUND, _REFUSED, _INEQUIVALENT = 404, 403, 406
-#: the broker drops a dead letter silently when its exchange is missing, so we look again this often
-_DEAD_LETTER_FRESH_S = 30.0
+#: the broker drops a dead letter silently when its exchange or queue is missing, so we look again before a reject; not
+#: before each of a flood of malformed ones
+_DEAD_LETTER_FRESH_S = 1.0
 #: arguments with which a queue drops messages by itself
 _DROPPING_ARGUMENTS = ("x-message-ttl", "x-max-length", "x-expires")
 
@@ -65,7 +66,7 @@ class Topology:
         return {"x-queue-type": self._names.queue_type} if self._names.queue_type else {}
 
     def ensure_dead_letter(self, connection: Any, *, now: float) -> None:
-        """Declare the dead-letter side again unless that was done in the last 30 s; done before each reject.
+        """Declare the dead-letter side again unless that was done in the last second; done before each reject.
 
         Raises:  BrokerError, pika's errors when the link is lost
         """

@@ -95,6 +95,8 @@ class Model(Protocol):
 class AnswerStream(ChunkSink, Protocol):
     """One attempt's entries for those who follow a streamed answer; raises StoreDown at its end."""
 
+    @property
+    def has_chunks(self) -> bool: ...
     def replace(self, chunk: bytes) -> None: ...
     def end(self, kind: str, data: bytes = b"") -> None: ...
 
@@ -172,6 +174,8 @@ class _Attempt:
     answer: Answered | None = None
     #: when the request asks for a stream
     stream: AnswerStream | None = None
+    #: the answer is the one that went through it: no stored, kept or shared one, and none that came unstreamed
+    is_streamed: bool = False
     #: ours: a second delivery of the request waits for it
     run: Run | None = None
     #: what the work came to, before anything was decided
@@ -329,6 +333,7 @@ class MessageProcessor:
         self._health.report(reply)
         if isinstance(reply.outcome, Answered):
             attempt.answer = reply.outcome
+            attempt.is_streamed = attempt.stream is not None and attempt.stream.has_chunks
         return reply.outcome
 
     def _found(self, attempt: _Attempt, completed: Completed) -> Outcome:
@@ -340,9 +345,7 @@ class MessageProcessor:
         attempt.answer = None
         if not attempt.delivery.session.ended:
             self._bill(attempt)
-        if attempt.stream is not None:
-            # whatever is in the stream, it need not be this answer, nor the whole of it
-            attempt.stream.replace(whole_chunk(completed.body))
+        attempt.is_streamed = False
         return self._end_stream(attempt, completed) or Found(completed.status_code)
 
     def _store_down(self, err: StoreDown) -> StoreUnavailable:
@@ -447,6 +450,9 @@ class MessageProcessor:
             return None
         try:
             if isinstance(result, Completed):
+                if not attempt.is_streamed:
+                    # whatever is in the stream, it need not be this answer, nor the whole of it
+                    attempt.stream.replace(whole_chunk(result.body))
                 attempt.stream.end("done")
             else:
                 attempt.stream.end("failed", encode_result(result))

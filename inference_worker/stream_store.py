@@ -68,6 +68,11 @@ class AnswerStream:
         else:
             self._store.flush_at(due_at, self)
 
+    @property
+    def has_chunks(self) -> bool:
+        """Whether the model has said anything through this stream."""
+        return bool(self._chunks or self._written)
+
     def flush(self) -> None:
         """Write what was gathered. What Redis does not take now stays, and goes with the next write."""
         self._is_scheduled = False

@@ -138,18 +138,18 @@ def test_a_dead_letter_exchange_of_another_kind_is_taken_as_it_is(
     assert [warning.object for warning in warnings()] == [f"exchange {NAMES.dlx}"]
 
 
-def test_the_dead_letter_side_is_declared_again_unless_that_was_done_in_the_last_30_s(
+def test_the_dead_letter_side_is_declared_again_unless_that_was_done_in_the_last_second(
     broker: FakeBroker, connection: FakeConnection
 ) -> None:
     topology = Topology(NAMES)
     topology.declare(connection, now=100.0)
     broker.delete_exchange(NAMES.dlx)
-    topology.ensure_dead_letter(connection, now=129.0)
+    topology.ensure_dead_letter(connection, now=100.9)
     assert not broker.has_exchange(NAMES.dlx)
     broker.delete_queue(NAMES.dlq)
-    topology.ensure_dead_letter(connection, now=130.1)
+    topology.ensure_dead_letter(connection, now=101.1)
     assert broker.has_exchange(NAMES.dlx)
     assert broker.has_queue(NAMES.dlq)
     broker.delete_exchange(NAMES.dlx)
-    topology.ensure_dead_letter(connection, now=150.0)
+    topology.ensure_dead_letter(connection, now=102.0)
     assert not broker.has_exchange(NAMES.dlx)

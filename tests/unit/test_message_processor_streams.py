@@ -10,7 +10,8 @@ from inference_worker.delivery import Session
 from inference_worker.disposition import Ack, ModelError, Republish, Requeue, Unavailable
 from inference_worker.messages import Completed, encode_result
 from inference_worker.model_client import Sign
-from tests.fakes.steps import ANSWER_BODY, Bench, make_delivery, reply, request_body
+from inference_worker.whole_chunk import whole_chunk
+from tests.fakes.steps import ANSWER, ANSWER_BODY, Bench, make_delivery, reply, request_body
 
 # made when this file is read, which may be minutes before a test runs
 STREAMED = request_body(payload={"stream": True}, timeout_s=86_400.0)
@@ -74,6 +75,21 @@ def test_a_stored_result_found_on_redelivery_says_done_again(bench: Bench) -> No
     # the whole answer once more: the worker that stored it may have died before its last chunks were written
     assert chunk[b"data"] == b'[{"choices":[{"delta":{"content":"a"}}]}]'
     assert bench.model.requests == []
+
+
+def test_an_answer_that_was_kept_goes_whole_into_the_stream_of_the_attempt_that_stores_it(bench: Bench) -> None:
+    bench.kept.put("r-1", ANSWER)
+    bench.process(make_delivery(STREAMED, redelivered=True))
+    assert bench.model.requests == []
+    assert kinds(bench) == ["restart", "chunk", "done"]
+
+
+def test_an_answer_that_came_unstreamed_goes_whole_into_the_stream(bench: Bench) -> None:
+    bench.model.chunks = []
+    bench.process(make_delivery(STREAMED))
+    *_, (_, chunk), (_, done) = bench.store.client.xrange("infer_stream:r-1")
+    assert chunk[b"data"] == b"[" + whole_chunk(ANSWER_BODY) + b"]"
+    assert done[b"type"] == b"done"
 
 
 def test_an_end_that_redis_does_not_take_sends_the_message_back_and_loses_nothing(bench: Bench) -> None:
