@@ -9,9 +9,10 @@ import threading
 import pytest
 
 from devstack.ask import ask
+from devstack.processes import wait_until
 from devstack.up import to_state
 
-from .support import Deployment, said
+from .support import LONG_TIMEOUT_S, Deployment, said
 
 pytestmark = pytest.mark.integration
 
@@ -50,7 +51,8 @@ def test_ctrl_c_cancels_the_request(deployment: Deployment, capsys: pytest.Captu
     deployment.model.behave(match="slowly", token_delay_s=1.0)
 
     def interrupt() -> None:
-        ledger.wait_for_calls("tell it slowly")
+        with deployment.redis_server.client() as client:
+            wait_until(lambda: client.keys("infer_stream:*"), timeout_s=LONG_TIMEOUT_S, what="the first chunk")
         os.kill(os.getpid(), signal.SIGINT)
 
     interrupter = threading.Thread(target=interrupt)
