@@ -50,9 +50,14 @@ def test_ctrl_c_cancels_the_request(deployment: Deployment, capsys: pytest.Captu
     ledger = deployment.model.ledger
     deployment.model.behave(match="slowly", token_delay_s=1.0)
 
+    with deployment.redis_server.client() as client:
+        before = set(client.keys("infer_stream:*"))
+
     def interrupt() -> None:
         with deployment.redis_server.client() as client:
-            wait_until(lambda: client.keys("infer_stream:*"), timeout_s=LONG_TIMEOUT_S, what="the first chunk")
+            wait_until(
+                lambda: set(client.keys("infer_stream:*")) - before, timeout_s=LONG_TIMEOUT_S, what="the first chunk"
+            )
         os.kill(os.getpid(), signal.SIGINT)
 
     interrupter = threading.Thread(target=interrupt)
