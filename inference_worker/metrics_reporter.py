@@ -45,6 +45,8 @@ DRAIN_USAGE_INTERVAL_S = 1.0
 _GRACE_S = 0.5
 #: so many refusals one after the other are no fault of the events: the round ends
 _REFUSALS_PER_ROUND = 10
+#: a small buffer is half full again and again: each time all neighbours would be asked for their numbers
+_EARLY_FLUSH_SPACING_S = 1.0
 #: a failing sink is logged again at every tenth failure in a row
 _SINK_REPEATS = 10
 #: a failing source at every 120th (an hour at 30 s): a model server without metrics is no emergency
@@ -305,6 +307,8 @@ class MetricsReporter:
         self._refused: set[str] = set()
         self._window_from = clock()
         self._next_flush_at: float | None = None
+        #: one that is asked for waits until then
+        self._early_flush_at = float("-inf")
         self._is_flush_asked = threading.Event()
         #: done once draining; a future, so that one wait can be for an answer and for this
         self._draining: Future[None] = Future()
@@ -323,16 +327,20 @@ class MetricsReporter:
             return DRAIN_USAGE_INTERVAL_S
         if self._next_flush_at is None:
             self._next_flush_at = now + self._settings.flush_interval_s
-        if self._is_flush_asked.is_set() or now >= self._next_flush_at:
+        due_at = self._next_flush_at
+        if self._is_flush_asked.is_set():
+            due_at = min(due_at, self._early_flush_at)
+        if now >= due_at:
             self._is_flush_asked.clear()
-            self._next_flush_at = now + self._settings.flush_interval_s
+            due_at = self._next_flush_at = now + self._settings.flush_interval_s
+            self._early_flush_at = now + _EARLY_FLUSH_SPACING_S
             began_at = self._monotonic()
             self.flush()
             now += self._monotonic() - began_at
-        return 0.0 if self._draining.done() else max(0.0, self._next_flush_at - now)
+        return 0.0 if self._draining.done() else max(0.0, due_at - now)
 
     def flush_soon(self) -> None:
-        """Ask for a flush now. Safe from any thread."""
+        """Ask for a flush now, or a second after the one before. Safe from any thread."""
         self._is_flush_asked.set()
         self.wakeup.set()
 

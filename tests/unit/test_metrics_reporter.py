@@ -299,6 +299,16 @@ def test_a_flush_is_made_early_when_the_buffer_is_half_full(make_bench: Callable
     assert len(bench.documents) == 1
 
 
+def test_a_small_buffer_that_is_always_half_full_asks_its_neighbours_once_a_second(bench: Bench) -> None:
+    bench.reporter.tick(50.0)
+    waits_s = []
+    for now in (50.5, 50.6, 51.4, 51.5):
+        bench.reporter.flush_soon()
+        waits_s.append(bench.reporter.tick(now))
+    assert len(bench.documents) == 2
+    assert waits_s[1:3] == [pytest.approx(0.9), pytest.approx(0.1)]
+
+
 def test_a_flush_asked_for_during_a_flush_is_not_lost(bench: Bench) -> None:
     def ask_again(request: Request) -> int:
         bench.reporter.flush_soon()
