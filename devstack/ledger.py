@@ -15,7 +15,7 @@ from devstack.processes import NotInTime
 class Call:
     """One call. Filled in while it goes on; times are of the wall clock, in seconds."""
 
-    number: int  #: from 1, in the order of arrival
+    number: int  #: from 1, in the order of arrival since the start or a `forget`
     text_sha256: str  #: of the request's text
     request_id: str | None  #: the X-Request-Id header
     streamed: bool
@@ -26,6 +26,7 @@ class Call:
     fault: str = "none"
     prompt_tokens: int = 0  #: those reported to the client, 0 for a call without a completion
     completion_tokens: int = 0
+    answer_sha256: str | None = None  #: of the body of a whole completion that is not streamed
 
     @property
     def client_closed_early(self) -> bool:
@@ -57,6 +58,11 @@ class Ledger:
             self._calls.append(call)
             self._changed.notify_all()
         return call
+
+    def forget(self) -> None:
+        """Forget all calls; for a run that lasts."""
+        with self._changed:
+            self._calls.clear()
 
     def mark_answered(self, call: Call) -> None:
         """Enter that the last byte is out."""

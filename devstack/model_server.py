@@ -10,6 +10,7 @@ Two ports: the model's own, which can refuse connections, and the control port, 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import signal
 import sys
@@ -260,6 +261,8 @@ class ModelServer:
             exchange.pause(behaviour.token_delay_s * tokens_of_a_choice)
             self._counters.count_generated(completion.completion_tokens)
             body = chat_completions.encode_completion(completion, timing, fingerprint=_FINGERPRINT)
+            if call.completion_tokens:
+                call.answer_sha256 = hashlib.sha256(body).hexdigest()
             deliver(exchange, Answer(200, body, _JSON), behaviour)
         finally:
             self._counters.leave(request)

@@ -143,6 +143,11 @@ class MetricServer(Sink):
         """Return the records of one request, one for each delivery."""
         return [record for record in self.records if record["request_id"] == request_id]
 
+    def forget(self) -> None:
+        """Forget all documents; for a run that lasts."""
+        with self._changed:
+            self._documents.clear()
+
     def _accept(self, request: Request) -> None:
         document = load_strict_json(request.body)
         if not isinstance(document, dict) or not isinstance(document.get("requests"), list):
@@ -180,6 +185,12 @@ class Croesus(Sink):
     def event_for(self, request_id: str) -> dict[str, Any] | None:
         """Return the event that bills a request."""
         return next((event for event in self.events if event["id"] == request_id), None)
+
+    def forget(self) -> None:
+        """Forget all events; for a run that lasts."""
+        with self._changed:
+            self._events.clear()
+            self._duplicate_count = 0
 
     def _accept(self, request: Request) -> None:
         content_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
