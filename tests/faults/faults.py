@@ -25,7 +25,7 @@ _TRAP_TIMEOUT_S = 30.0
 #: how soon the model is told to fail again when no failing call led to the point
 _PROVOKE_AGAIN_S = 2.0
 #: a dead letter that is rejected sooner after a declare is not preceded by another one
-_DECLARED_LATELY_S = 31.0
+_DECLARED_LATELY_S = 2.0
 _DEAD_LETTER_TIMEOUT_S = 30.0
 #: in every payload
 _ANY_REQUEST = '"role"'
@@ -234,7 +234,7 @@ def _memory_alarm(arena: Arena, entry: Injected) -> None:
 def _delete_dead_letters(arena: Arena, entry: Injected) -> None:
     """Delete the queue, and have a dead letter made as soon as a worker has to declare it again for that.
 
-    Until then nothing is published that would be dead-lettered: a message that is rejected within 30 s of a declare
+    Until then nothing is published that would be dead-lettered: a message that is rejected within a second of a declare
     goes where its queue went, which is known and told in the documents.
     """
     arena.load.spares_dead_letters.set()
