@@ -45,12 +45,6 @@ _SOAK = """\
 kernel says of it, over the last half of the time:
 """
 
-_SOAK_FOUND = """
-What it found broken, in the table above, was mended while it ran: an answer that Redis had not taken at first went into
-its stream without its text, and the broker's own loss of dead letters was not yet told apart. The other columns are
-runs of the mended version.
-"""
-
 _REPEAT = """\
 ## How to repeat it
 
@@ -81,8 +75,8 @@ _NOT_COVERED = """\
 - **A dead letter while the broker is killed**: the broker moves a rejected message to the dead-letter queue without
   confirms, and may lose it when it is killed within a moment. No worker can know; counted above. Who sent the request
   has its `failed` result, if its id can be read.
-- **Clusters**: one broker node, one Redis. A cluster of three that loses nodes is in `tests/integration/test_cluster.py`;
-  partitions between nodes are another matter.
+- **Clusters**: one broker node, one Redis. A cluster of three that loses nodes is in
+  `tests/integration/test_cluster.py`; partitions between nodes are another matter.
 - **Records for MetricServer**: those that a killed worker had not sent are lost, by design; counted above.
 - **Network faults below TCP** (loss, reordering): links are cut, refused and stalled whole. Packets that vanish are in
   `tests/integration/test_vanished_packets.py`.
@@ -224,8 +218,9 @@ def _soak(soak: _Document) -> str:
         "threads, max - min",
         "descriptors, max - min",
     ]
-    found = _SOAK_FOUND if any(soak["bad"].values()) else ""
-    return text + "\n" + table(head, rows) + found
+    # what a person found out about the run since, put into its file by hand
+    remark = f"\n{soak['remark']}\n" if "remark" in soak else ""
+    return text + "\n" + table(head, rows) + remark
 
 
 def _machine(runs: Sequence[_Document], soak: _Document | None) -> str:
