@@ -50,8 +50,9 @@ BAD = {
 _TAIL_S = 20.0
 #: a write is read in the file a little after it was made
 _SEEN_SLACK_S = 0.5
-#: what was rejected longer before a kill of the broker is on its disk
-_ON_DISK_AFTER_S = 2.0
+#: what was rejected longer before a kill of the broker is on its disk. A rejected message is moved without confirms, and
+#: a classic queue of RabbitMQ 4.3 keeps what nobody waits for in memory: a kill cost it those of two minutes
+_ON_DISK_AFTER_S = {"quorum": 2.0, "classic": float("inf")}
 #: how long after a freeze a worker may take to learn that its session is gone
 _UNKNOWING_S = 3.0
 _COMPLETED_HEAD = b'{"status":"completed","status_code":200,"result":'
@@ -313,11 +314,12 @@ def find_request_id(body: bytes) -> str:
 
 
 def _lost_by_broker(request_id: str, evidence: Evidence) -> bool:
-    """Whether the broker was killed right after it was told to dead-letter a message: it moves it without confirms."""
+    """Whether the broker was killed after it was told to dead-letter a message, which it moves without confirms."""
+    on_disk_after_s = _ON_DISK_AFTER_S[evidence.dead_letter_queue_type]
     return any(
         Effect.BROKER_KILLED in fault.effects
         and rejected.at <= fault.cleared_at
-        and fault.begun_at - rejected.at < _ON_DISK_AFTER_S
+        and fault.begun_at - rejected.at < on_disk_after_s
         for rejected in evidence.rejected
         if rejected.request_id == request_id
         for fault in evidence.faults

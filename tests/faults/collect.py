@@ -61,6 +61,7 @@ def collect(
         ready_count=ready,
         unacked_count=unacked,
         dead_letters=[*load.dead_letters, *fleet.take_dead_letters()],
+        dead_letter_queue_type=fleet.queue_type,
         called=list(fleet.sightings.called),
         model_calls=[_model_call(call) for call in fleet.model.ledger.calls if call.request_id],
         usage_events=fleet.stack.croesus.events,

@@ -164,6 +164,7 @@ class Evidence:
     ready_count: int = 0
     unacked_count: int = 0
     dead_letters: list[bytes] = field(default_factory=list)
+    dead_letter_queue_type: str = "quorum"
     called: list[Called] = field(default_factory=list)
     model_calls: list[ModelCall] = field(default_factory=list)
     #: that Croesus kept

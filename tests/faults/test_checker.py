@@ -261,10 +261,22 @@ def test_a_session_that_a_fault_ended_is_no_broken_promise() -> None:
     assert check(good(session_ends=[SessionEnd("w1", 10.3)], faults=[FAULTS[Effect.SESSION_LOST]])).holds
 
 
-@pytest.mark.parametrize(("rejected_at", "is_excused"), [(9.5, True), (8.0, False), (10.5, False)])
-def test_the_broker_may_lose_what_was_rejected_right_before_it_was_killed(rejected_at: float, is_excused: bool) -> None:
+@pytest.mark.parametrize(
+    ("queue_type", "rejected_at", "is_excused"),
+    [
+        ("quorum", 9.5, True),
+        ("quorum", 8.0, False),
+        ("quorum", 10.5, False),
+        ("classic", 8.0, True),
+        ("classic", 10.5, False),
+    ],
+)
+def test_the_broker_may_lose_what_was_rejected_before_it_was_killed_and_not_on_its_disk(
+    queue_type: str, rejected_at: float, is_excused: bool
+) -> None:
     kill = replace(FAULTS[Effect.BROKER_KILLED], seat="")
     evidence = one_more(good(faults=[kill]), Expected.UNREADABLE, None, rejected=[Rejected("b", rejected_at)])
+    evidence.dead_letter_queue_type = queue_type
     verdict = check(evidence)
     assert verdict.counts["dead_letters_lost_by_the_killed_broker"] == int(is_excused)
     assert verdict.bad == only("lost", 0 if is_excused else 1)
