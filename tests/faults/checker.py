@@ -50,8 +50,8 @@ BAD = {
 _TAIL_S = 20.0
 #: a write is read in the file a little after it was made
 _SEEN_SLACK_S = 0.5
-#: what was rejected longer before a kill of the broker is on its disk. A rejected message is moved without confirms, and
-#: a classic queue of RabbitMQ 4.3 keeps what nobody waits for in memory: a kill cost it those of two minutes
+#: what was rejected longer before a kill of the broker is on its disk. A rejected message is moved without confirms,
+#: and a classic queue of RabbitMQ 4.3 keeps what nobody waits for in memory: a kill cost it those of two minutes
 _ON_DISK_AFTER_S = {"quorum": 2.0, "classic": float("inf")}
 #: how long after a freeze a worker may take to learn that its session is gone
 _UNKNOWING_S = 3.0
