@@ -273,4 +273,5 @@ class TcpProxy:
             with self._lock:
                 link = _Link(self, client, server)
                 self._links.add(link)
-            link.thread.start()
+                # before anybody can see it: whoever cuts a link waits for its thread
+                link.thread.start()

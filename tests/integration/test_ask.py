@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
+from collections.abc import Iterator
 
 import pytest
 
@@ -44,6 +45,15 @@ def test_an_error_is_told(deployment: Deployment, capsys: pytest.CaptureFixture[
     assert capsys.readouterr().err == "failed 400: not this\n"
 
 
+@pytest.fixture
+def _sigint_interrupts() -> Iterator[None]:
+    """Have SIGINT raise: whatever was started in the background of a shell ignores it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("_sigint_interrupts")
 def test_ctrl_c_cancels_the_request(deployment: Deployment, capsys: pytest.CaptureFixture[str]) -> None:
     worker = deployment.start_worker()
     assert deployment.model is not None
