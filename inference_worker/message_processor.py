@@ -97,6 +97,7 @@ class AnswerStream(ChunkSink, Protocol):
 
     @property
     def has_chunks(self) -> bool: ...
+    def is_last(self) -> bool: ...
     def replace(self, chunk: bytes) -> None: ...
     def end(self, kind: str, data: bytes = b"") -> None: ...
 
@@ -450,7 +451,7 @@ class MessageProcessor:
             return None
         try:
             if isinstance(result, Completed):
-                if not attempt.is_streamed:
+                if not (attempt.is_streamed and attempt.stream.is_last()):
                     # whatever is in the stream, it need not be this answer, nor the whole of it
                     attempt.stream.replace(whole_chunk(result.body))
                 attempt.stream.end("done")

@@ -91,6 +91,13 @@ class AnswerStream:
             self._written.clear()
             self._chunks[:] = [chunk]
 
+    def is_last(self) -> bool:
+        """Tell whether the entry before the next one is ours: of two attempts at once each may end the other's text.
+
+        Raises:  StoreDown
+        """
+        return self._store.last_attempt(self._key) in (None, self.attempt)
+
     def end(self, kind: str, data: bytes = b"") -> None:
         """Write what is left, and the last entry: `done`, or `failed` with the result's body.
 
@@ -165,8 +172,23 @@ class StreamStore:
                 self._client.delete(key)
                 self._append(key, entries)
 
+    def last_attempt(self, key: str) -> str | None:
+        """Return whose the last entry of a stream is; None when there is none.
+
+        Raises:  StoreDown, StoreLoginRefused
+        """
+        with translated(self._client):
+            try:
+                entries = self._client.xrevrange(key, count=1)
+            except redis.ResponseError as err:
+                if not is_wrong_type(err):
+                    raise
+                return None
+        return str(entries[0][1].get(b"attempt", b"").decode(errors="replace")) if entries else None
+
     def _append(self, key: str, entries: list[dict[str, bytes | str]]) -> None:
-        with self._client.pipeline(transaction=False) as pipe:
+        # at once: an entry of another attempt must not come between a `restart` and its `done`
+        with self._client.pipeline(transaction=len(entries) > 1) as pipe:
             for entry in entries:
                 pipe.xadd(key, entry, maxlen=_MAX_ENTRIES, approximate=True)
             pipe.expire(key, self._ttl_s)

@@ -84,6 +84,15 @@ def test_an_answer_that_was_kept_goes_whole_into_the_stream_of_the_attempt_that_
     assert kinds(bench) == ["restart", "chunk", "done"]
 
 
+def test_of_two_attempts_at_once_the_one_whose_answer_is_stored_says_it_whole_before_done(bench: Bench) -> None:
+    other = bench.streams.open("r-1", attempt="ffffffff", is_retry=True, is_wanted=lambda: True)
+    bench.model.meanwhile = lambda: other.append(b'{"n":9}')
+    bench.process(make_delivery(STREAMED))
+    *_, (_, restart), (_, chunk), (_, done) = bench.store.client.xrange("infer_stream:r-1")
+    assert [entry[b"type"] for entry in (restart, chunk, done)] == [b"restart", b"chunk", b"done"]
+    assert chunk[b"data"] == b"[" + whole_chunk(ANSWER_BODY) + b"]"
+
+
 def test_an_answer_that_came_unstreamed_goes_whole_into_the_stream(bench: Bench) -> None:
     bench.model.chunks = []
     bench.process(make_delivery(STREAMED))

@@ -176,6 +176,17 @@ def test_a_write_whose_reply_was_lost_is_begun_anew_so_that_no_piece_is_there_tw
     assert entries[-1] == (b"done", b"")
 
 
+def test_an_attempt_knows_when_another_one_writes_beside_it() -> None:
+    stand = Stand()
+    other = stand.store.open("r-1", attempt="ffffffff", is_retry=True, is_wanted=lambda: True)
+    assert stand.stream.is_last()
+    stand.stream.append(b"1")
+    assert stand.stream.is_last()
+    other.append(b"2")
+    assert not stand.stream.is_last()
+    assert other.is_last()
+
+
 def test_a_stored_answer_of_another_attempt_takes_the_place_of_ours() -> None:
     stand = Stand()
     stand.stream.append(b"1")
