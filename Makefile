@@ -39,7 +39,7 @@ test: $(READY) ## unit and contract tests: fakeredis, a stubbed pika channel, no
 .PHONY: integration
 integration: $(READY) ## the same laws on a real RabbitMQ and a real Redis, which are installed when missing
 	@$(PY) -m devstack.install
-	@$(PY) -m pytest tests -m "integration and not slow" -q -n 2 --dist loadfile --durations=10
+	@$(PY) -m pytest tests -m "integration and not slow" -q --durations=10
 
 .PHONY: integration-slow
 integration-slow: $(READY) ## those that take a minute or more each, ten minutes in all; not in CI
@@ -50,7 +50,7 @@ NEXT := .devstack/rabbitmq-next
 .PHONY: integration-next
 integration-next: $(READY) ## make integration on RabbitMQ 4.3, in a chroot that is made when missing: root, Debian; not in CI
 	@$(PY) -m devstack.rabbitmq_next $(NEXT)
-	@DEVSTACK_RABBITMQ_ROOT=$(NEXT)/root $(PY) -m pytest tests -m "integration and not slow" -q -n 2 --dist loadfile --durations=10
+	@DEVSTACK_RABBITMQ_ROOT=$(NEXT)/root $(PY) -m pytest tests -m "integration and not slow" -q --durations=10
 
 FUZZ_VENV := .devstack/fuzz/venv
 $(FUZZ_VENV)/.ready: $(READY) requirements.txt tests/fuzz/requirements.txt
