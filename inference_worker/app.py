@@ -41,9 +41,8 @@ logger = logging.getLogger(__name__)
 _SWITCH_INTERVAL_S = 0.0005
 #: probes, scrapes and the sinks' answers: a vLLM page has 50 kB
 _SIDE_RESPONSE_BYTES = 8 * 2**20
-#: Redis connections beside two for each slot (its own, and one for a pipeline): the probe, the stream writer, the
-#: cancel watch
-_SPARE_CONNECTIONS = 5
+#: a further outage of Redis may begin before all answers of the one before have been asked for
+_KEPT_PER_SLOT = 4
 
 
 def topology_names(config: Config) -> TopologyNames:
@@ -60,7 +59,6 @@ def open_stores(config: Config) -> tuple[ResultStore, StreamStore]:
             store.url,
             password=store.password,
             timeout_s=store.timeout_s,
-            max_connections=2 * config.broker.prefetch + _SPARE_CONNECTIONS,
             retry_count=retry_count,
         )
         for retry_count in (1, 0)
@@ -195,7 +193,7 @@ def run(config: Config, signals: SimpleQueue[int]) -> ExitCode:
         health=health,
         buffer=buffer,
         holds=holds,
-        kept=KeptAnswers(max_count=broker.prefetch),
+        kept=KeptAnswers(max_count=_KEPT_PER_SLOT * broker.prefetch),
         hand_in=lambda settlement: listener.hand_in(settlement),
     )
     slots = Slots(broker.prefetch, processor.process)

@@ -6,9 +6,10 @@ one thing to callers: Redis cannot be read or written (field report R34).
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import Any
 
 import redis
@@ -18,50 +19,69 @@ from redis.retry import Retry
 from inference_worker.errors import StoreDown, StoreLoginRefused
 
 
-def open_client(
-    url: str, *, password: str, timeout_s: float, max_connections: int, retry_count: int = 1
-) -> redis.Redis:
+def open_client(url: str, *, password: str, timeout_s: float, retry_count: int = 1) -> redis.Redis:
     """Make a client that gives a command up within `timeout_s`, the one retry on a dropped connection included.
 
     With a `retry_count` of 0 nothing is sent twice, for commands that must not be carried out twice.
     A password in the URL wins over `password`, which is never pasted into a URL; empty means no AUTH.
     """
-    return redis.Redis.from_url(
+    connections = _OwnConnections.from_url(
         url,
         password=password or None,
         socket_timeout=timeout_s / 2,
         socket_connect_timeout=timeout_s / 2,
         # the library's default is 10 retries: one SET on a refused port took 4 s. A timeout is not tried again
         retry=Retry(NoBackoff(), retry_count, supported_errors=(redis.ConnectionError,)),
-        max_connections=max_connections,
         socket_keepalive=True,
+        # as many as there are threads
+        max_connections=sys.maxsize,
     )
+    return redis.Redis.from_pool(connections)
 
 
-class PinnedCommands:
-    """Single commands over a connection that stays with its thread. Safe from any thread.
+class _OwnConnections(redis.ConnectionPool):
+    """A connection for each thread that asks, kept by it. Safe from any thread.
 
-    Taking one out of the pool and putting it back costs as much again as a command, twice for each message.
+    To take one out of the library's pool and put it back costs as much again as a command, twice for each message; and
+    how many that pool has depends on how many commands once came together, so that no leak could be told from it.
     """
 
-    def __init__(self, client: redis.Redis) -> None:
-        self._pool: Any = client.connection_pool
-        self._pinned = threading.local()
+    def __init__(self, *, retry: Retry, **options: Any) -> None:
+        self._own = threading.local()
+        #: where a command is tried again, that finds a stale connection for less
+        self._looks_first = retry.get_retries() == 0
+        super().__init__(retry=retry, **options)
 
-    def execute(self, *words: Any) -> Any:
-        """Run one command. Raises what the library raises; the connection is another one then."""
-        client: Any = getattr(self._pinned, "client", None)
-        if client is None:
-            client = self._pinned.client = redis.Redis(connection_pool=self._pool, single_connection_client=True)
-        try:
-            return client.execute_command(*words)
-        except (redis.RedisError, OSError):
-            # after a failover it leads to a demoted node: dropped, the name is resolved again (R32)
-            del self._pinned.client
-            with suppress(redis.RedisError, OSError):
-                client.connection.disconnect()
-            client.close()
-            raise
+    def get_connection(self, command_name: Any = None, *keys: Any, **options: Any) -> Any:
+        connection: Any = getattr(self._own, "connection", None)
+        if connection is None:
+            connection = self._own.connection = self.make_connection()
+            with self._lock:
+                self._in_use_connections.add(connection)
+        if connection.should_reconnect() or (self._looks_first and _is_stale(connection)):
+            connection.disconnect()
+        connection.connect()
+        return connection
+
+    def release(self, connection: Any) -> None:
+        """Leave it with its thread."""
+
+    def disconnect(self, inuse_connections: bool = True) -> None:
+        """Close all; without those in use, each is opened anew when it is used next."""
+        if inuse_connections:
+            super().disconnect()
+            return
+        with self._lock:
+            for connection in self._in_use_connections:
+                connection.mark_for_reconnect()
+
+
+def _is_stale(connection: Any) -> bool:
+    """Tell whether the server closed a connection, or said what nobody asked for, while nobody used it."""
+    try:
+        return bool(connection.is_connected and connection.can_read())
+    except (redis.RedisError, OSError):
+        return True
 
 
 @contextmanager
@@ -75,7 +95,7 @@ def translated(client: Any) -> Iterator[None]:
     except redis.AuthenticationError as err:
         raise StoreLoginRefused("Redis refuses the login (REDIS_PASSWORD or the one in REDIS_URL)") from err
     except (redis.RedisError, OSError) as err:
-        # after a failover the kept connections lead to a demoted node: dropped, the name is resolved again (R32)
+        # after a failover all connections lead to a demoted node: opened anew, the name is resolved again (R32)
         client.connection_pool.disconnect(inuse_connections=False)
         raise StoreDown(_describe(err)) from err
 

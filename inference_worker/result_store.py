@@ -13,7 +13,7 @@ import redis
 
 from inference_worker.errors import StoreDown
 from inference_worker.messages import AlreadyCompleted, Completed, NotOurs, Saved, SaveOutcome, decode_completed
-from inference_worker.redis_client import PinnedCommands, is_wrong_type, translated
+from inference_worker.redis_client import is_wrong_type, translated
 
 logger = logging.getLogger(__name__)
 
@@ -27,7 +27,6 @@ class ResultStore:
 
     def __init__(self, client: redis.Redis, *, ttl_s: int, replica_id: str) -> None:
         self._client: Any = client
-        self._pinned = PinnedCommands(client)
         self._ttl_s = ttl_s
         self._probe_key = f"infer_resp:.probe:{replica_id}"
         self._may_read_cancels = True
@@ -45,7 +44,7 @@ class ResultStore:
         key = _key(request_id)
         with translated(self._client):
             # what `set` does with its keywords costs as much again as the command (3 % of a message's CPU)
-            if self._pinned.execute("SET", key, value, "EX", self._ttl_s, "NX"):
+            if self._client.execute_command("SET", key, value, "EX", self._ttl_s, "NX"):
                 return Saved()
             for _ in range(_WATCH_TRIES):
                 outcome = self._replace_failed(key, value, may_replace)
@@ -95,7 +94,7 @@ class ResultStore:
         with translated(self._client):
             try:
                 # MGET for one as well: it takes a value of another type for none, where GET raises
-                values = self._pinned.execute("MGET", *map(_cancel_key, asked))
+                values = self._client.execute_command("MGET", *map(_cancel_key, asked))
             except redis.exceptions.NoPermissionError:
                 self._may_read_cancels = False
                 extra = {"event": "cancels_unreadable"}

@@ -64,7 +64,7 @@ def fake_redis() -> Iterator[Redis]:
 def real_redis(server: Any) -> Iterator[Redis]:
     client = server.client()
     client.flushall()
-    store_client = open_client(server.url, password="", timeout_s=2.0, max_connections=20)
+    store_client = open_client(server.url, password="", timeout_s=2.0)
     yield Redis(client, store_client, server.kill, server.start)
     if not server.running:
         server.start()
@@ -273,7 +273,7 @@ def test_a_refused_login_is_told_from_an_outage_and_names_no_secret(redis_server
     admin.config_set("requirepass", "the-right-one")
     try:
         for password in ("", "the-wrong-one"):
-            client = open_client(redis_server.url, password=password, timeout_s=2.0, max_connections=2)
+            client = open_client(redis_server.url, password=password, timeout_s=2.0)
             with pytest.raises(StoreLoginRefused) as caught:
                 ResultStore(client, ttl_s=TTL_S, replica_id="r").probe()
             assert "one" not in str(caught.value).replace("the one in REDIS_URL", "")
@@ -292,7 +292,7 @@ def test_a_redis_that_answers_ping_and_takes_no_write_fails_the_probe(
     redis_server: Any, setting: str, value: str, harmless: str
 ) -> None:
     admin = redis_server.client()
-    client = open_client(redis_server.url, password="", timeout_s=2.0, max_connections=2)
+    client = open_client(redis_server.url, password="", timeout_s=2.0)
     store = ResultStore(client, ttl_s=TTL_S, replica_id="r")
     admin.config_set(setting, value)
     try:
@@ -308,7 +308,7 @@ def test_a_redis_that_answers_ping_and_takes_no_write_fails_the_probe(
 
 @pytest.mark.integration
 def test_r31_a_redis_that_accepts_and_never_answers_is_given_up_in_time(redis_server: Any) -> None:
-    client = open_client(redis_server.url, password="", timeout_s=0.6, max_connections=2)
+    client = open_client(redis_server.url, password="", timeout_s=0.6)
     store = ResultStore(client, ttl_s=TTL_S, replica_id="r")
     store.probe()
     redis_server.freeze()

@@ -82,7 +82,7 @@ def test_without_the_right_to_read_cancels_nothing_is_cancelled_and_that_is_said
 ) -> None:
     server = RespServer()
     server.answers["MGET"] = b"-NOPERM no permissions to access a key\r\n"
-    client = open_client(f"redis://127.0.0.1:{server.port}", password="", timeout_s=5.0, max_connections=2)
+    client = open_client(f"redis://127.0.0.1:{server.port}", password="", timeout_s=5.0)
     store = ResultStore(client, ttl_s=TTL_S, replica_id="replica-1")
     try:
         assert store.find_cancelled(["r-1"]) == store.find_cancelled(["r-1"]) == set()
@@ -326,7 +326,7 @@ def open_store(resp: RespServer) -> Iterator[Callable[..., ResultStore]]:
 
     def open_(*, userinfo: str = "", password: str = "", timeout_s: float = 5.0) -> ResultStore:
         url = f"redis://{userinfo}127.0.0.1:{resp.port}"
-        client = open_client(url, password=password, timeout_s=timeout_s, max_connections=4)
+        client = open_client(url, password=password, timeout_s=timeout_s)
         stores.append(ResultStore(client, ttl_s=TTL_S, replica_id="replica-1"))
         return stores[-1]
 
@@ -412,13 +412,13 @@ def test_r31_silent_peer_is_given_up_in_time(
 
 
 def test_refused_connection_is_the_store_being_down(closed_port: int) -> None:
-    client = open_client(f"redis://127.0.0.1:{closed_port}", password="", timeout_s=5.0, max_connections=4)
+    client = open_client(f"redis://127.0.0.1:{closed_port}", password="", timeout_s=5.0)
     with pytest.raises(StoreDown):
         ResultStore(client, ttl_s=1, replica_id="r").probe()
 
 
 def test_unknown_host_is_the_store_being_down() -> None:
-    client = open_client("redis://no-such-host.invalid", password="", timeout_s=5.0, max_connections=4)
+    client = open_client("redis://no-such-host.invalid", password="", timeout_s=5.0)
     with pytest.raises(StoreDown):
         ResultStore(client, ttl_s=1, replica_id="r").probe()
 
