@@ -112,6 +112,18 @@ def unflushed(channel: Any) -> Any:
     return getattr(channel, "_impl", channel)
 
 
+def send_now(connection: Any) -> None:
+    """Send the acks and nacks that wait, as far as the socket takes them; the next pump sends the rest.
+
+    The pump would do it after a look at all its sockets, and another one at what follows: 4 % of a message's CPU. What
+    fails here, the pump says. A contract test holds the private names.
+    """
+    transport = _transport(connection)
+    on_writable = getattr(transport, "_on_socket_writable", None)
+    if on_writable is not None and transport.get_write_buffer_size():
+        on_writable()
+
+
 def _transport(connection: Any) -> Any:
     return getattr(getattr(connection, "_impl", None), "_transport", None)
 

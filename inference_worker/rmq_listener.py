@@ -19,7 +19,7 @@ from typing import Any, assert_never
 import pika.exceptions
 import tenacity
 
-from inference_worker.amqp_connection import LIBRARY_ERRORS, close_connection, describe, shut_down, unflushed
+from inference_worker.amqp_connection import LIBRARY_ERRORS, close_connection, describe, send_now, shut_down, unflushed
 from inference_worker.amqp_topology import Topology, TopologyNames
 from inference_worker.deadlines import Bound, Bounded, Deadlines
 from inference_worker.delivery import Delivery, Session, Settlement
@@ -244,7 +244,8 @@ class RmqListener:
     def _drop_stale(self) -> None:
         self._is_woken = False
         while self._settlements:
-            self.settle(self._settlements.popleft())
+            settlement = self._settlements.popleft()
+            _log_settlement(settlement, self.settle(settlement))
 
     def _check_consumer(self) -> None:
         # pika is silent when the broker closes the channel (an ack timeout) or cancels the consumer (a deleted queue);
@@ -292,7 +293,8 @@ class RmqListener:
         self._channel.basic_cancel(tag)
         unbegun = self._slots.take_back()
         for delivery in unbegun:
-            self.settle(Settlement(delivery, Requeue("not_begun")))
+            settlement = Settlement(delivery, Requeue("not_begun"))
+            _log_settlement(settlement, self.settle(settlement))
         return len(unbegun)
 
     def resume_consuming(self, prefetch: int) -> None:
@@ -330,15 +332,25 @@ class RmqListener:
     def _settle_ready(self) -> None:
         # before the look: what is handed in after it wakes us again
         self._is_woken = False
-        while self._settlements:
-            # a slot raises its hold before it hands in: settled before the cancel, its message comes straight back
-            self._follow_holds()
-            if isinstance(self._settlements[0].disposition, Reject):
-                self._topology.ensure_dead_letter(self._connection, now=monotonic())
-            self.settle(self._settlements.popleft())
+        if not self._settlements:
+            return
+        settled: list[tuple[Settlement, str]] = []
+        try:
+            while self._settlements:
+                # a slot raises its hold before it hands in: settled before the cancel, its message comes straight back
+                self._follow_holds()
+                if isinstance(self._settlements[0].disposition, Reject):
+                    self._topology.ensure_dead_letter(self._connection, now=monotonic())
+                settlement = self._settlements.popleft()
+                settled.append((settlement, self.settle(settlement)))
+            # first the acks, then the lines about them: the next delivery comes sooner by what the formatting takes
+            send_now(self._connection)
+        finally:
+            for settlement, disposition in settled:
+                _log_settlement(settlement, disposition)
 
-    def settle(self, settlement: Settlement) -> None:
-        """Carry one disposition out on the channel: the only caller of ack and nack.
+    def settle(self, settlement: Settlement) -> str:
+        """Carry one disposition out on the channel: the only caller of ack and nack. Returns what was done.
 
         Runs on the listener thread. A settlement of another session, and a second one, do nothing and are counted.
 
@@ -347,8 +359,7 @@ class RmqListener:
         delivery, disposition = settlement.delivery, settlement.disposition
         if delivery.session is not self._session or self._session.ended or delivery.tag not in self._unsettled:
             self.stale_settlements_total += 1
-            _log_settlement(settlement, "stale")
-            return
+            return "stale"
         self._unsettled.discard(delivery.tag)
         self._failures = 0
         match disposition:
@@ -363,7 +374,7 @@ class RmqListener:
                 self._settling.basic_nack(delivery.tag, requeue=True)
             case _ as unreachable:
                 assert_never(unreachable)
-        _log_settlement(settlement, NAMES[type(disposition)])
+        return NAMES[type(disposition)]
 
     # -- the queue's depth --------------------------------------------------------------------------------------------
 

@@ -1,4 +1,4 @@
-"""`amqp_connection.shut_down` takes a private attribute of pika: a version that renames it has to fail here."""
+"""What `amqp_connection` takes of pika's private names: a version that renames one has to fail here."""
 
 from __future__ import annotations
 
@@ -9,8 +9,16 @@ from typing import Any
 
 import pytest
 
+from devstack.processes import wait_until
 from devstack.proxy import TcpProxy
-from inference_worker.amqp_connection import LIBRARY_ERRORS, close_connection, open_connection, shut_down
+from inference_worker.amqp_connection import (
+    LIBRARY_ERRORS,
+    close_connection,
+    open_connection,
+    send_now,
+    shut_down,
+    unflushed,
+)
 from inference_worker.config import BrokerConfig, load_config
 from inference_worker.errors import BrokerUnusable
 from tests.timeouts import LONG_TIMEOUT_S
@@ -96,3 +104,41 @@ def test_a_connection_reads_more_than_4_kib_at_a_time(broker_config: BrokerConfi
         assert min(sizes) == 65_536
     finally:
         connection.close()
+
+
+def test_what_is_sent_now_has_left_when_the_link_dies_before_the_next_pump(broker_config: BrokerConfig) -> None:
+    connection = open_connection(broker_config, name="contract")
+    channel = connection.channel()
+    queue = channel.queue_declare("", auto_delete=False).method.queue
+    channel.confirm_delivery()
+    for _ in range(2):
+        channel.basic_publish("", queue, b"a")
+    tags = [channel.basic_get(queue)[0].delivery_tag for _ in range(2)]
+    settling = unflushed(channel)
+    settling.basic_ack(tags[0])
+    send_now(connection)
+    settling.basic_ack(tags[1])
+    shut_down(connection)
+    with pytest.raises(LIBRARY_ERRORS):
+        connection.process_data_events(time_limit=20)
+
+    looking = open_connection(broker_config, name="contract")
+    try:
+        # the second is there again: its ack had not left
+        channel = looking.channel()
+        wait_until(
+            lambda: channel.queue_declare(queue, passive=True).method.message_count == 1,
+            timeout_s=LONG_TIMEOUT_S,
+            what="the broker gives one of the two back",
+        )
+        assert channel.queue_delete(queue).method.message_count == 1
+    finally:
+        looking.close()
+
+
+def test_sending_now_with_nothing_to_send_or_no_link_does_nothing(broker_config: BrokerConfig) -> None:
+    connection = open_connection(broker_config, name="contract")
+    send_now(connection)
+    connection.process_data_events(time_limit=0)
+    connection.close()
+    send_now(connection)

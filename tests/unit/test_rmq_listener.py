@@ -168,6 +168,30 @@ def test_one_log_line_a_message(bench: ListenerBench, caplog: pytest.LogCaptureF
     assert "secret" not in caplog.text
 
 
+def test_what_was_settled_has_its_line_when_the_link_dies_before_the_next_is(
+    bench: ListenerBench, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    bench.consume()
+    bench.publish(b"a", b"b")
+    first, second = bench.take(2)
+    settle = bench.listener.settle
+
+    def settle_while_the_link_dies(settlement: Settlement) -> str:
+        done = settle(settlement)
+        if settlement.delivery is first:
+            bench.broker.drop_link(bench.connection)
+            bench.holds.raise_hold(UNHEALTHY, "so that the consumer has to be cancelled before the second")
+        return done
+
+    bench.listener.settle = settle_while_the_link_dies  # type: ignore[method-assign]
+    for delivery in (first, second):
+        bench.listener.hand_in(Settlement(delivery, Ack("completed")))
+    bench.turn()
+    assert events(caplog, "session_ended")
+    assert [line.disposition for line in events(caplog, "request_settled")] == ["ack"]
+
+
 def test_r05_a_settlement_handed_in_on_a_dead_connection_raises_nothing_and_is_counted(bench: ListenerBench) -> None:
     bench.consume()
     bench.publish(b"a")
@@ -281,11 +305,12 @@ def test_it_cancels_before_it_settles_even_when_the_hold_came_after_the_look(ben
     first, second = bench.take(2)
     settle = bench.listener.settle
 
-    def settle_while_a_slot_hands_in(settlement: Settlement) -> None:
-        settle(settlement)
+    def settle_while_a_slot_hands_in(settlement: Settlement) -> str:
+        done = settle(settlement)
         if settlement.delivery is first:
             bench.holds.raise_hold(UNHEALTHY, "refused")
             bench.listener.hand_in(Settlement(second, Republish("model_unavailable", 1), copy_confirmed=True))
+        return done
 
     bench.listener.settle = settle_while_a_slot_hands_in  # type: ignore[method-assign]
     bench.done(first)
