@@ -32,7 +32,7 @@ from .faults import KINDS, Arena, Kind, NotInjected
 from .fleet import SETTINGS, Fleet, kept_log_folder
 from .journal import Effect, Injected, Say
 from .load import Load
-from .processes_seen import Sample, growth, look
+from .processes_seen import Sample, by_process, growth, look, to_rows
 from .store_log import StoreLog
 
 RESULTS_FOLDER = PROJECT_FOLDER / ".devstack" / "reliability"
@@ -321,10 +321,8 @@ def _clock() -> str:
 
 def _document(plan: Plan, outcome: Outcome, *, broker_version: str, store_version: str) -> dict[str, Any]:
     """Everything about a run, for the report."""
-    per_process: dict[tuple[str, int], list[Sample]] = {}
-    for sample in outcome.samples:
-        per_process.setdefault((sample.seat, sample.process_id), []).append(sample)
-    grown = [found for samples in per_process.values() if (found := growth(samples))]
+    processes_seen = by_process(outcome.samples)
+    longest = processes_seen[0] if plan.is_soak and processes_seen else []
     return {
         "plan": asdict(plan),
         "date": time.strftime("%Y-%m-%d", time.gmtime(outcome.begun_at)),
@@ -344,7 +342,9 @@ def _document(plan: Plan, outcome: Outcome, *, broker_version: str, store_versio
             {**asdict(fault), "effects": [effect.value for effect in fault.effects]} for fault in outcome.faults
         ],
         "throughput": outcome.throughput,
-        "growth": [asdict(each) for each in grown],
+        # the process that lived longest comes first, and its samples are kept
+        "growth": [asdict(found) for samples in processes_seen if (found := growth(samples))],
+        "samples": to_rows(longest, begun_at=outcome.begun_at),
     }
 
 
@@ -358,9 +358,13 @@ def _tell_verdict(document: dict[str, Any], say: Say) -> None:
         say(f"       {count:6}  {name}")
     for reason, count in sorted(document["repeated_calls"].items()):
         say(f"       {count:6}  calls again, since {reason}")
-    for grown in document["growth"]:
-        if document["plan"]["is_soak"]:
-            say(f"       {grown}")
+    if document["plan"]["is_soak"]:
+        for grown in document["growth"]:
+            levels_mb = [round(level, 1) for level in grown["rss_levels_mb"]]
+            say(f"  {grown['seat']}, the last {grown['minutes']:.0f} minutes of a process, and each five of them:")
+            say(f"       memory {grown['rss_mb_per_hour']:+.2f} MB/h, {levels_mb} MB")
+            say(f"       threads at most {grown['thread_levels']}, max - min {grown['thread_range']}")
+            say(f"       descriptors at most {grown['descriptor_levels']}, max - min {grown['descriptor_range']}")
 
 
 def main() -> int:

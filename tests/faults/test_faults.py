@@ -7,7 +7,8 @@ import re
 import socket
 import struct
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -19,17 +20,16 @@ from devstack.processes import wait_until
 from devstack.proxy import Direction
 from tests.timeouts import LONG_TIMEOUT_S, SHORT_TIMEOUT_S
 
-from . import report
+from . import growth_chart, report, timeline
 from .checker import BAD
 from .faults import KINDS
 from .journal import Expected
 from .load import draft
 from .points import Point, Reached, Traps
-from .processes_seen import Sample, growth, slope
-from .run import IN_TURN, Plan
+from .processes_seen import Growth, Sample, by_process, growth, slope, to_rows, windows
+from .run import IN_TURN, Outcome, Plan, _document
 from .store_log import StoreLog
 from .taps import AmqpTap, HttpTap, RedisTap
-from .timeline import draw
 from .wire_proxy import Event, Link, WireProxy
 
 # -- what the wires understand ----------------------------------------------------------------------------------------
@@ -327,7 +327,74 @@ def test_growth_is_measured_over_the_last_half() -> None:
     assert (found.thread_range, found.descriptor_range, found.minutes) == (1, 0, 30)
 
 
-# -- the page and its picture -----------------------------------------------------------------------------------------
+def seen(
+    *, minutes: int = 60, seat: str = "worker-1", at: float = 1000.0, **numbers: Mapping[int, int] | int
+) -> list[Sample]:
+    """Return a sample every ten seconds; a number is constant, or changes at a second of its own."""
+    usual = {"rss_bytes": 60_000_000, "threads": 14, "descriptors": 46}
+    samples = []
+    for second in range(0, minutes * 60 + 1, 10):
+        for name, number in numbers.items():
+            usual[name] = number if isinstance(number, int) else number.get(second, usual[name])
+        samples.append(Sample(at=at + second, seat=seat, process_id=1, **usual))
+    return samples
+
+
+def grown(samples: list[Sample]) -> Growth:
+    found = growth(samples)
+    assert found is not None
+    return found
+
+
+def test_descriptors_that_drop_for_a_moment_do_not_change_the_level() -> None:
+    found = grown(seen(descriptors={0: 46, 2000: 12, 2050: 46, 3300: 20, 3590: 46}))
+    assert found.descriptor_range == 34
+    assert found.descriptor_levels == [46] * 6
+
+
+def test_what_leaks_lifts_one_level_after_the_other() -> None:
+    rising = {second: 10 + second // 300 for second in range(0, 3600, 300)}
+    found = grown(seen(threads=rising, descriptors={**rising, 1950: 5, 2050: 17}, rss_bytes={2700: 64_000_000}))
+    assert found.thread_levels == [16, 17, 18, 19, 20, 21]
+    assert found.descriptor_levels == [17, 17, 18, 19, 20, 21]
+    assert found.rss_levels_mb == [60, 60, 60, 64, 64, 64]
+
+
+def test_the_level_of_the_memory_is_no_single_peak() -> None:
+    assert grown(seen(rss_bytes={2400: 90_000_000, 2410: 60_000_000})).rss_levels_mb == [60] * 6
+
+
+@pytest.mark.parametrize(("minutes", "count"), [(4, 1), (19, 1), (20, 2), (44, 4), (60, 6)])
+def test_the_windows_are_the_last_half_and_the_last_one_takes_the_remainder(minutes: int, count: int) -> None:
+    samples = seen(minutes=minutes)
+    parts = windows([sample.at for sample in samples])
+    assert len(parts) == count
+    assert [index for part in parts for index in part] == list(range(len(samples) // 2, len(samples)))
+    # thirty samples in five minutes
+    assert all(len(part) == 30 for part in parts[:-1])
+    assert len(parts[-1]) >= min(30, len(samples) // 2)
+
+
+def test_five_minutes_in_which_nothing_was_seen_have_no_level() -> None:
+    samples = [sample for sample in seen() if not 2400 < sample.at - 1000 < 3100]
+    assert len(grown(samples).thread_levels) == 5
+
+
+def test_a_soak_keeps_the_samples_of_who_lived_longest_and_other_runs_keep_none() -> None:
+    brief, long = seen(minutes=20, seat="worker-2"), seen(minutes=30, at=1600.0, threads=15)
+    outcome = Outcome(samples=sorted([*brief, *long], key=lambda sample: sample.at), begun_at=1000.0, ended_at=3400.0)
+    assert by_process(outcome.samples) == [long, brief]
+    soak, run = (
+        _document(Plan("p", 1, is_soak=is_soak), outcome, broker_version="4", store_version="7")
+        for is_soak in (True, False)
+    )
+    assert soak["samples"] == to_rows(long, begun_at=1000.0)
+    assert (soak["samples"][0], soak["samples"][-1]) == ((10.0, 60.0, 15, 46), (40.0, 60.0, 15, 46))
+    assert [found["seat"] for found in soak["growth"]] == ["worker-1", "worker-2"]
+    assert run["samples"] == []
+
+
+# -- the page and its pictures ----------------------------------------------------------------------------------------
 
 
 def document(**changes: Any) -> dict[str, Any]:
@@ -365,6 +432,7 @@ def document(**changes: Any) -> dict[str, Any]:
         "faults": faults,
         "throughput": [(second, 60, 60 if second % 40 else 200) for second in range(120)],
         "growth": [],
+        "samples": [],
         "standstills": [],
         **changes,
     }
@@ -378,26 +446,135 @@ def test_the_page_shows_every_counter_of_every_run() -> None:
     assert f"| worker: SIGKILL | {Point.STORED.value} | 1 | 2.5 s | 2.5 s |" in page
 
 
+def soak_of(samples: list[Sample], **changes: Any) -> dict[str, Any]:
+    """Return what a soak leaves, after its way through a file."""
+    plan = {**document()["plan"], "is_soak": True}
+    made = document(growth=[asdict(grown(samples))], samples=to_rows(samples, begun_at=1000.0), plan=plan, **changes)
+    loaded: dict[str, Any] = json.loads(json.dumps(made))
+    return loaded
+
+
+LEAKING = seen(
+    rss_bytes={second: 60_000_000 + second * 1000 for second in range(0, 3601, 10)},
+    threads={2000: 15},
+    descriptors={2000: 12, 2050: 46, 3000: 48},
+)
+
+
 def test_a_soak_has_its_growth_on_the_page() -> None:
-    grown = {
-        "seat": "worker-1",
-        "minutes": 30.0,
-        "rss_first_mb": 60.0,
-        "rss_last_mb": 60.5,
-        "rss_mb_per_hour": 1.0,
-        "thread_range": 1,
-        "descriptor_range": 2,
-    }
-    soak = document(growth=[grown], plan={**document()["plan"], "is_soak": True})
-    assert "+1.00 MB/h" in report.render([document()], soak)
+    page = report.render([document()], soak_of(LEAKING, remark="Found out since."))
+    assert "| worker-1 | 30 | 61.8 → 63.6 MB | +3.60 MB/h | 1 | 36 |" in page
+    assert "threads: 15 → 15, max - min **0** (15, 15, 15, 15, 15, 15)" in page
+    assert "descriptors: 46 → 48, max - min **2** (46, 46, 46, 46, 48, 48)" in page
+    assert "\nFound out since.\n" in page
+
+
+def test_the_page_of_a_soak_is_about_who_lived_longest() -> None:
+    soak = soak_of(LEAKING)
+    soak["growth"].append(asdict(grown(seen(minutes=20, seat="worker-2"))))
+    page = report.render([document()], soak)
+    assert "| worker-1 | 30 |" in page
+    assert "worker-2" not in page
+
+
+SOAK_PICTURE = "reliability-soak.svg"
+
+
+def write_page(tmp_path: Path, soak: dict[str, Any] | None) -> str:
+    """Write the page of a run, and of a soak if there is one."""
+    results, docs = tmp_path / "results", tmp_path / "docs"
+    for folder in (results, docs):
+        folder.mkdir()
+    (results / "4-classic.json").write_text(json.dumps(document()))
+    if soak is not None:
+        (results / "soak.json").write_text(json.dumps(soak))
+    report.write(results, docs)
+    assert (docs / "reliability-timeline.svg").exists()
+    page = (docs / "reliability.md").read_text()
+    assert (docs / SOAK_PICTURE).exists() == (SOAK_PICTURE in page)
+    return page
+
+
+def test_the_page_shows_the_picture_of_a_soak_in_its_section(tmp_path: Path) -> None:
+    page = write_page(tmp_path, soak_of(LEAKING))
+    assert page.index("## A soak") < page.index(f"]({SOAK_PICTURE})") < page.index("## What it ran on")
+
+
+@pytest.mark.parametrize("soak", [None, {**soak_of(LEAKING), "samples": []}], ids=["no soak", "no samples"])
+def test_the_page_refers_to_no_picture_without_a_soak_that_has_samples(
+    tmp_path: Path, soak: dict[str, Any] | None
+) -> None:
+    assert SOAK_PICTURE not in write_page(tmp_path, soak)
+
+
+def texts_inside(root: ElementTree.Element) -> list[str]:
+    """Return all texts; each must be within the picture, as wide as its letters may be."""
+    width, height = float(root.attrib["width"]), float(root.attrib["height"])
+    texts = []
+    for element in root.iter():
+        if element.tag.endswith("text"):
+            text, look = element.text or "", element.get("class")
+            text_width = len(text) * (9 if look == "title" else 7)
+            left = float(element.attrib["x"]) - text_width * {"right": 1.0, "middle": 0.5}.get(look or "", 0.0)
+            assert 0 <= left <= left + text_width <= width, text
+            assert 12 <= float(element.attrib["y"]) <= height - 4, text
+            texts.append(text)
+    return texts
+
+
+def lines_of(root: ElementTree.Element, look: str) -> list[list[tuple[float, float]]]:
+    """Return the corners (x, y) of each line of a class."""
+    return [
+        [(float(x), float(y)) for x, y in (corner.split(",") for corner in element.attrib["points"].split())]
+        for element in root.iter()
+        if element.get("class") == look and element.tag.endswith("polyline")
+    ]
 
 
 def test_the_picture_is_well_formed_and_its_texts_are_inside() -> None:
-    root = ElementTree.fromstring(draw(document()))
-    width = float(root.attrib["width"])
-    texts = [element for element in root.iter() if element.tag.endswith("text")]
-    assert len(texts) > 10
-    assert all(0 <= float(text.attrib["x"]) <= width for text in texts)
+    root = ElementTree.fromstring(timeline.draw(document()))
+    assert len(texts_inside(root)) > 10
+
+
+def test_the_picture_of_a_soak_shows_three_plots_one_below_the_other() -> None:
+    root = ElementTree.fromstring(growth_chart.draw(soak_of(LEAKING)["samples"]))
+    texts = texts_inside(root)
+    for name in ("Memory", "Threads", "Descriptors"):
+        assert sum(text.startswith(name) for text in texts) == 1
+    assert any("+3.60 MB an hour" in text for text in texts)
+    assert "60" in texts  # the last minute
+    plots = lines_of(root, "seen")
+    assert [len(plot) for plot in plots] == [len(LEAKING)] * 3
+    bands = [(min(y for _, y in plot), max(y for _, y in plot)) for plot in plots]
+    assert bands[0][1] < bands[1][0] <= bands[1][1] < bands[2][0]
+    # up is more: the memory rises all the time, the descriptors dropped at 2000 s
+    assert plots[0][0][1] > plots[0][-1][1]
+    assert plots[2][200][1] > plots[2][0][1] > plots[2][-1][1]
+
+
+def test_the_last_half_is_shaded_and_what_is_measured_is_drawn_in_it() -> None:
+    root = ElementTree.fromstring(growth_chart.draw(soak_of(LEAKING)["samples"]))
+    shades = [element for element in root.iter() if element.get("class") == "half"]
+    memory, threads, descriptors = lines_of(root, "measured")
+    plots = lines_of(root, "seen")
+    half = len(LEAKING) // 2
+    for shade, plot, measured in zip(shades, plots, (memory, threads, descriptors), strict=True):
+        begin = float(shade.attrib["x"])
+        assert (begin, begin + float(shade.attrib["width"])) == pytest.approx((plot[half][0], plot[-1][0]))
+        assert (measured[0][0], measured[-1][0]) == (plot[half][0], plot[-1][0])
+        assert all(
+            float(shade.attrib["y"]) <= y <= float(shade.attrib["y"]) + float(shade.attrib["height"])
+            for _, y in measured
+        )
+    # a memory that rises evenly is its own least-squares line, and the descriptors that dropped left their level alone
+    assert memory == [pytest.approx(plots[0][half], abs=0.2), pytest.approx(plots[0][-1], abs=0.2)]
+    assert {y for _, y in descriptors} == {plots[2][0][1], plots[2][-1][1]}
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_a_soak_of_seconds_has_a_picture_too(count: int) -> None:
+    root = ElementTree.fromstring(growth_chart.draw(to_rows(LEAKING[:count], begun_at=990.0)))
+    assert texts_inside(root)
 
 
 def test_quick_runs_are_no_evidence(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The picture of a run, an SVG made by hand: requests per second, and every fault as a bar until all was well. Pure."""
+"""The picture of a run: requests per second, and every fault as a bar until all was well. Pure."""
 
 from __future__ import annotations
 
@@ -6,16 +6,10 @@ from collections.abc import Sequence
 from html import escape
 from typing import Any
 
-_WIDTH, _LEFT, _RIGHT = 960, 150, 20
-_PLOT_HEIGHT, _LANE_HEIGHT, _TITLE_HEIGHT, _AXIS_HEIGHT, _GAP = 150, 20, 34, 26, 26
-_STYLE = (
-    "text{font-family:system-ui,-apple-system,'Segoe UI',sans-serif;font-size:12px;fill:#57606a}"
-    ".title{font-size:15px;font-weight:600;fill:#24292f}"
-    ".right{text-anchor:end}.middle{text-anchor:middle}"
-    ".grid{stroke:#d0d7de;stroke-width:1}"
-    ".published{stroke:#24292f;stroke-width:1.2;fill:none}"
-    ".answered{fill:#a8c7fa;stroke:none}"
-)
+from .svg_sheet import AXIS_HEIGHT, LEFT, TITLE_HEIGHT, WIDTH, Axes, draw_title, sheet, step_s_of
+
+_PLOT_HEIGHT, _LANE_HEIGHT, _GAP = 150, 20, 26
+_STYLE = ".published{stroke:#24292f;stroke-width:1.2;fill:none}.answered{fill:#a8c7fa;stroke:none}"
 #: (what a kind begins with, name of the lane, colour)
 _LANES = (
     ("worker:", "worker", "#cf222e"),
@@ -48,44 +42,29 @@ def draw(document: dict[str, Any]) -> str:
     close_up = next((fault for fault in faults if fault["kind"] == _CLOSE_UP_OF and fault["whole_at"]), None)
     if close_up is not None:
         bottom = _draw_close_up(parts, throughput, faults, origin, close_up, top=bottom + _GAP)
-    return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {bottom}" width="{_WIDTH}" height="{bottom}">'
-        f'<style>{_STYLE}</style><rect width="100%" height="100%" fill="#fff"/>{"".join(parts)}</svg>\n'
-    )
+    return sheet(parts, height=bottom, style=_STYLE)
 
 
-class _Plot:
+class _Plot(Axes):
     """A plot of requests per second between two seconds, with lanes below it."""
 
     def __init__(
         self, parts: list[str], throughput: Sequence[tuple[int, ...]], *, first: int, last: int, top: int
     ) -> None:
-        self._parts, self._first, self._last = parts, first, last
-        self._top = top
         self._points = [point for point in throughput if first <= point[0] <= last]
         highest = sorted(max(point[1], point[2]) for point in self._points)
         # a burst after an outage may leave the picture: what matters is the pace beside it
-        self._full = max(20, (int(highest[int(len(highest) * 0.97)] * 1.25) // 20 + 1) * 20) if highest else 20
-
-    def x(self, second: float) -> float:
-        inside = min(max(second, self._first), self._last)
-        return round(_LEFT + (inside - self._first) / (self._last - self._first) * (_WIDTH - _LEFT - _RIGHT), 1)
-
-    def y(self, value: float) -> float:
-        return round(self._top + _PLOT_HEIGHT * (1 - min(value, self._full) / self._full), 1)
+        full = max(20, (int(highest[int(len(highest) * 0.97)] * 1.25) // 20 + 1) * 20) if highest else 20
+        super().__init__(parts, first=first, last=last, full=full, top=top, height=_PLOT_HEIGHT)
+        self._marks = range(0, full + 1, max(20, full // 4 // 20 * 20))
 
     def draw(self) -> None:
-        step = max(20, self._full // 4 // 20 * 20)
-        for value in range(0, self._full + 1, step):
-            y = self.y(value)
-            self._parts.append(f'<line class="grid" x1="{_LEFT}" x2="{_WIDTH - _RIGHT}" y1="{y}" y2="{y}"/>')
-            self._parts.append(f'<text class="right" x="{_LEFT - 8}" y="{y + 4}">{value}/s</text>')
+        self.draw_values(self._marks, unit="/s")
         area = [f"{self.x(second)},{self.y(answered)}" for second, _, answered in self._points]
         floor = self.y(0)
         ends = f"{self.x(self._first)},{floor}", f"{self.x(self._last)},{floor}"
         self._parts.append(f'<polygon class="answered" points="{ends[0]} {" ".join(area)} {ends[1]}"/>')
-        line = [f"{self.x(second)},{self.y(published)}" for second, published, _ in self._points]
-        self._parts.append(f'<polyline class="published" points="{" ".join(line)}"/>')
+        self.draw_line([(second, published) for second, published, _ in self._points], look="published")
 
     def bar(self, fault: dict[str, Any], origin: int, *, y: float, colour: str) -> float:
         """Draw a fault: dark while its cause lasts, light until all is well again; return where it ends."""
@@ -100,37 +79,25 @@ class _Plot:
             )
         return max(x2, x3)
 
-    def axis(self, *, y: float, step: int, unit: str, divisor: int) -> None:
-        first = -(-self._first // step) * step
-        for second in range(first, self._last + 1, step):
-            x = self.x(second)
-            self._parts.append(f'<line class="grid" x1="{x}" x2="{x}" y1="{self._top}" y2="{y}"/>')
-            text = f"{second // divisor} {unit}" if second == first else str(second // divisor)
-            self._parts.append(f'<text class="middle" x="{x}" y="{y + 16}">{text}</text>')
-
-
-def _title(parts: list[str], text: str, *, top: int) -> None:
-    parts.append(f'<text class="title" x="{_LEFT}" y="{top + 20}">{escape(text)}</text>')
-
 
 def _draw_whole(
     parts: list[str], throughput: Sequence[tuple[int, ...]], faults: list[dict[str, Any]], origin: int, *, top: int
 ) -> int:
     last = max(2, throughput[-1][0])
-    _title(parts, "A run: requests published (line) and answered (area) per second, and the faults", top=top)
-    plot = _Plot(parts, throughput, first=0, last=last, top=top + _TITLE_HEIGHT)
+    draw_title(parts, "A run: requests published (line) and answered (area) per second, and the faults", top=top)
+    plot = _Plot(parts, throughput, first=0, last=last, top=top + TITLE_HEIGHT)
     lanes = list(dict.fromkeys(name for _, name, _ in _LANES))
-    lanes_top = top + _TITLE_HEIGHT + _PLOT_HEIGHT + 10
+    lanes_top = top + TITLE_HEIGHT + _PLOT_HEIGHT + 10
     bottom = lanes_top + len(lanes) * _LANE_HEIGHT
-    step = next(step for step in (30, 60, 120, 300, 600, 1200, 3600) if last / step <= 15)
-    plot.axis(y=bottom, step=step, unit="min" if step >= 60 else "s", divisor=60 if step >= 60 else 1)
+    step_s = step_s_of(last)
+    plot.draw_times(y=bottom, step_s=step_s, unit="min" if step_s >= 60 else "s", divisor=60 if step_s >= 60 else 1)
     plot.draw()
     for index, name in enumerate(lanes):
-        parts.append(f'<text class="right" x="{_LEFT - 8}" y="{lanes_top + index * _LANE_HEIGHT + 12}">{name}</text>')
+        parts.append(f'<text class="right" x="{LEFT - 8}" y="{lanes_top + index * _LANE_HEIGHT + 12}">{name}</text>')
     for fault in faults:
         name, colour = lane_of(fault["kind"])
         plot.bar(fault, origin, y=lanes_top + lanes.index(name) * _LANE_HEIGHT + 3, colour=colour)
-    return bottom + _AXIS_HEIGHT
+    return bottom + AXIS_HEIGHT
 
 
 def _draw_close_up(
@@ -144,12 +111,12 @@ def _draw_close_up(
 ) -> int:
     first = int(close_up["begun_at"] - origin) - _BEFORE_S
     last = first + _BEFORE_S + _AFTER_S
-    _title(parts, f"Closer: {_CLOSE_UP_OF} (dark: its cause lasts; light: until all is well)", top=top)
-    plot = _Plot(parts, throughput, first=first, last=last, top=top + _TITLE_HEIGHT)
+    draw_title(parts, f"Closer: {_CLOSE_UP_OF} (dark: its cause lasts; light: until all is well)", top=top)
+    plot = _Plot(parts, throughput, first=first, last=last, top=top + TITLE_HEIGHT)
     inside = [fault for fault in faults if first <= fault["begun_at"] - origin <= last - 6][:6]
-    rows_top = top + _TITLE_HEIGHT + _PLOT_HEIGHT + 10
+    rows_top = top + TITLE_HEIGHT + _PLOT_HEIGHT + 10
     bottom = rows_top + len(inside) * _LANE_HEIGHT
-    plot.axis(y=bottom, step=5, unit="s", divisor=1)
+    plot.draw_times(y=bottom, step_s=5, unit="s", divisor=1)
     plot.draw()
     for index, fault in enumerate(inside):
         y = rows_top + index * _LANE_HEIGHT
@@ -157,8 +124,8 @@ def _draw_close_up(
         text = escape(f"{fault['kind']}, {fault['point']}" if fault["point"] else fault["kind"])
         begin = plot.x(fault["begun_at"] - origin)
         # on the side where there is room
-        if end > _WIDTH * 0.6:
+        if end > WIDTH * 0.6:
             parts.append(f'<text class="right" x="{begin - 6}" y="{y + 13}">{text}</text>')
         else:
             parts.append(f'<text x="{end + 6}" y="{y + 13}">{text}</text>')
-    return bottom + _AXIS_HEIGHT
+    return bottom + AXIS_HEIGHT
