@@ -34,6 +34,7 @@ from inference_worker.status_server import StatusServer
 from inference_worker.stream_store import StreamStore
 from inference_worker.supervisor import ExitCode, Parts, Supervisor
 from inference_worker.usage_outbox import UsageOutbox
+from inference_worker.usage_sender import UsageSender, UsageSettings
 
 logger = logging.getLogger(__name__)
 
@@ -124,13 +125,19 @@ def _reporter_settings(config: Config) -> ReporterSettings:
         worker_version=__version__,
         metrics_url=config.metrics.server_url + "/metrics",
         metrics_token=config.metrics.service_token,
-        events_url=config.billing.croesus_url + "/events",
         flush_interval_s=config.metrics.flush_interval_s,
         http_timeout_s=config.metrics.http_timeout_s,
         vllm_metrics_url=config.metrics.vllm_url,
         dcgm_metrics_url=config.metrics.dcgm_url,
-        croesus_batch_size=config.billing.batch_size,
+    )
+
+
+def _usage_settings(config: Config) -> UsageSettings:
+    return UsageSettings(
+        events_url=config.billing.croesus_url + "/events",
         events_token=config.billing.service_token,
+        http_timeout_s=config.metrics.http_timeout_s,
+        batch_size=config.billing.batch_size,
     )
 
 
@@ -210,6 +217,7 @@ def run(config: Config, signals: SimpleQueue[int]) -> ExitCode:
     reporter = MetricsReporter(
         settings=_reporter_settings(config),
         buffer=buffer,
+        usage=UsageSender(_usage_settings(config), buffer=buffer, http=side_http),
         http=side_http,
         health=lambda: health.snapshot,
         queue_depth=listener.queue_depth,

@@ -31,8 +31,9 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         "config",
         "stall_watch",
         "growing_pause",
+        "trouble",
     ),
-    ("slots", "cancel_watch"),
+    ("slots", "cancel_watch", "helper_thread"),
     # adapters
     (
         *("http_connection", "redis_client", "amqp_headers", "metrics_scraper", "usage_events"),
@@ -42,7 +43,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("http_client", "amqp_topology", "message_publisher", "result_store", "stream_store"),
     ("rmq_listener",),
     # steps and services
-    ("stream_reader",),
+    ("stream_reader", "metrics_source", "usage_sender"),
     ("model_client",),
     ("message_processor", "health_checker", "metrics_reporter"),
     # life
@@ -100,7 +101,9 @@ STEPS: dict[str, set[str]] = {
     "model_client": set(),
     "message_processor": set(),
     "health_checker": set(),
-    "metrics_reporter": {"metrics_scraper", "usage_events"},
+    "metrics_source": set(),
+    "usage_sender": {"usage_events"},
+    "metrics_reporter": {"metrics_scraper"},
     "supervisor": set(),
 }
 
@@ -111,8 +114,8 @@ BROAD_EXCEPTS = {
     "message_processor.MessageProcessor._conclude_bug",
     # around a service's loop
     "supervisor._ServiceThread._run",
-    # carried to the reporter's thread, and raised there
-    "metrics_reporter._Helper._run",
+    # carried to the owner's thread, and raised there
+    "helper_thread.HelperThread._run",
 }
 
 

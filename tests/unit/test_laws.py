@@ -367,11 +367,11 @@ def test_law_4_the_listener_pumps_the_connection_at_all_times(bench: ListenerBen
 
 
 def test_law_5_no_wait_is_without_an_end() -> None:
-    """A helper of the reporter waits for its next call for ever: a daemon that owns nothing."""
+    """A helper thread waits for its next call for ever: a daemon that owns nothing."""
     waiting = {"wait", "join", "get", "acquire", "result"}
     for module, tree in trees():
         assert not list(calls_in(tree, {"sleep"})), module
-        if module == "metrics_reporter":
+        if module == "helper_thread":
             continue
         unbounded = [call.lineno for call in calls_in(tree, waiting) if not call.args and not call.keywords]
         assert unbounded == [], module

@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent.parent
-#: `metrics_reporter` makes these from a prefix and an ending
+#: `trouble` makes these from a prefix and an ending
 PREFIXES = ("metrics_flush", "usage_flush", "metrics_source")
 ENDINGS = ("failed", "recovered")
 
@@ -33,7 +33,8 @@ def test_every_event_of_the_log_is_documented_and_no_other() -> None:
     assert events_in_docs() == events_in_code()
 
 
-def test_the_prefixes_of_the_reporter_are_those_in_its_code() -> None:
-    code = (ROOT / "inference_worker" / "metrics_reporter.py").read_text()
-    assert all(f'"{prefix}"' in code for prefix in PREFIXES)
-    assert all(f"_{ending}" in code for ending in ENDINGS)
+def test_the_prefixes_and_endings_of_trouble_are_those_in_the_code() -> None:
+    files = {path.stem: path.read_text() for path in (ROOT / "inference_worker").glob("*.py")}
+    prefixes = re.findall(r'Trouble\(\s*"([a-z_]+)"', "".join(files.values()))
+    assert sorted(prefixes) == sorted(PREFIXES)
+    assert set(re.findall(r"_event_prefix}_([a-z]+)", files["trouble"])) == set(ENDINGS)

@@ -27,12 +27,8 @@ from inference_worker.documents import (
 )
 from inference_worker.errors import BrokerError, HttpTimeout, HttpUnreachable
 from inference_worker.metrics_buffer import MetricsBuffer
-from inference_worker.metrics_reporter import (
-    MetricsReporter,
-    ReporterSettings,
-    Verdict,
-    classify_croesus_status,
-)
+from inference_worker.metrics_reporter import MetricsReporter, ReporterSettings
+from inference_worker.usage_sender import UsageSender, UsageSettings, Verdict, classify_croesus_status
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -167,17 +163,22 @@ class Bench:
             "worker_version": "1.2.3",
             "metrics_url": METRICS_URL,
             "metrics_token": "metrics-secret",
-            "events_url": EVENTS_URL,
             "flush_interval_s": 30.0,
             "http_timeout_s": 5.0,
             "vllm_metrics_url": VLLM_URL,
             "dcgm_metrics_url": DCGM_URL,
-            "croesus_batch_size": 1,
         }
+        self.usage_settings = UsageSettings(
+            events_url=EVENTS_URL,
+            events_token=changes.pop("events_token", ""),
+            http_timeout_s=changes.get("http_timeout_s", 5.0),
+            batch_size=changes.pop("croesus_batch_size", 1),
+        )
         self.settings = ReporterSettings(**settings | changes)
         self.reporter = MetricsReporter(
             settings=self.settings,
             buffer=self.buffer,
+            usage=UsageSender(self.usage_settings, buffer=self.buffer, http=self.http, monotonic=self.monotonic),
             http=self.http,
             health=lambda: HealthSnapshot(True, 999.0, "HTTP 200"),
             queue_depth=lambda wait_s: self.queue_depth(wait_s),
@@ -895,6 +896,7 @@ def test_neighbours_that_hang_for_ever_do_not_keep_the_process() -> None:
         from inference_worker.documents import HealthSnapshot, UsageData, UsageEvent
         from inference_worker.metrics_buffer import MetricsBuffer
         from inference_worker.metrics_reporter import MetricsReporter, ReporterSettings
+        from inference_worker.usage_sender import UsageSender, UsageSettings
 
         class Hanging:
             def exchange(self, method, url, *, headers, body, timeout_s):
@@ -902,9 +904,10 @@ def test_neighbours_that_hang_for_ever_do_not_keep_the_process() -> None:
 
         settings = ReporterSettings(
             deployment_id="d", replica_id="r", user_id="u", org_id="", model="m", worker_version="1",
-            metrics_url="m", metrics_token="t", events_url="e", flush_interval_s=30.0, http_timeout_s=5.0,
-            vllm_metrics_url="v", dcgm_metrics_url="d", croesus_batch_size=1,
+            metrics_url="m", metrics_token="t", flush_interval_s=30.0, http_timeout_s=5.0,
+            vllm_metrics_url="v", dcgm_metrics_url="d",
         )
+        usage_settings = UsageSettings(events_url="e", http_timeout_s=5.0, batch_size=1)
         buffer = MetricsBuffer(max_records=10)
         data = UsageData(
             request_id="r", deployment_id="d", replica_id="r", user_id="u", org_id="", model="m",
@@ -913,6 +916,7 @@ def test_neighbours_that_hang_for_ever_do_not_keep_the_process() -> None:
         buffer.append_usage(UsageEvent(1.0, data))
         reporter = MetricsReporter(
             settings=settings, buffer=buffer, http=Hanging(),
+            usage=UsageSender(usage_settings, buffer=buffer, http=Hanging()),
             health=lambda: HealthSnapshot(False, 0.0, ""), queue_depth=lambda wait_s: threading.Event().wait(),
         )
         reporter.close(budget_s=0.3)
@@ -942,5 +946,5 @@ def test_no_token_is_in_any_log_line_or_repr(
     bench.http.answer(EVENTS_URL, 401)
     bench.flush()
     assert len(caplog.records) >= 5
-    said = repr(bench.settings) + "".join(repr(vars(record)) for record in caplog.records)
+    said = repr(bench.settings) + repr(bench.usage_settings) + "".join(repr(vars(record)) for record in caplog.records)
     assert "secret" not in said
