@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,16 +16,18 @@ from devstack.rabbitmq import RabbitMq
 from .checker import Verdict, check
 from .collect import collect, drain, wait_bills
 from .faults import Arena, find_kind
-from .fleet import Fleet, now
+from .fleet import Fleet, Seat, now
 from .journal import Effect, Expected, Injected
-from .load import Load, draft
-from .points import Point
+from .load import Draft, Load, draft
+from .points import Point, Reached
 from .store_log import StoreLog
 
 _PER_SECOND = 10.0
 _LINGER_S = 1.0
 #: seconds for what should happen at once
 _TIMEOUT_S = 30.0
+#: a call that outlasts what is done meanwhile, and what then is waited for
+_SLOW_S = 20.0
 
 
 @dataclass(frozen=True)
@@ -79,31 +82,43 @@ def under_load(name: str, point: Point | None = None) -> Callable[[Arena], list[
 
 
 def tag_of_another_session(arena: Arena) -> list[Injected]:
-    """Have the first delivery of a session end in the next one, whose first delivery is another request; then kill.
+    """Have a request of a session end in the next one, whose first delivery is another request; then kill.
 
-    A slow request is called by the first worker, whose link is cut until the second worker has taken the request over.
-    The first one comes back, is given another slow request, and ends the call of before. The worker is killed.
+    The first worker's answer to x is held on its way to Redis, and its link is cut until the second worker has x, and
+    another request, and so no slot for more. The first one comes back, is given y in its other slot, and ends x, which
+    is of the session before. It is killed. Nothing here depends on how long anything takes.
     """
     fleet, load = arena.fleet, arena.load
     first, second = fleet.seats.values()
-    fleet.model.behave(match="slow_x", times=1, delay_s=6.0)
-    fleet.model.behave(match="slow_x", times=1, delay_s=20.0)
-    fleet.model.behave(match="slow_y", times=1, delay_s=20.0)
-    load.add(draft("slow-x", Expected.COMPLETED, model=fleet.stack.model_name))
-    _wait_calls(arena, "slow-x", 1)
+    is_held, may_go_on = threading.Event(), threading.Event()
+
+    def hold(_: Reached) -> bool:
+        is_held.set()
+        return may_go_on.wait(4 * _TIMEOUT_S)
+
+    fleet.traps.set(Point.ANSWERED, [first.name], hold)
+    load.add(_request(arena, "slow-x"))
+    processes.wait_until(is_held.is_set, timeout_s=_TIMEOUT_S, what="the first worker has an answer")
+    for name in ("slow_x", "slow_y", "slow_z"):
+        fleet.model.behave(match=name, times=1, delay_s=_SLOW_S)
     second.start()
     processes.wait_until(second.ready, timeout_s=_TIMEOUT_S, what="the second worker consumes")
     cut = Injected(1, "cut", "", "", first.name, begun_at=now(), effects=(Effect.SESSION_LOST,))
     first.amqp.refuse()
+    load.add(_request(arena, "slow-z"))
     _wait_calls(arena, "slow-x", 2)
+    _wait_calls(arena, "slow-z", 1)
     first.amqp.start()
     cut.cleared_at = now()
+    load.add(_request(arena, "slow-y"))
+    _wait_calls(arena, "slow-y", 1)
     acks: list[str] = []
     trap = fleet.traps.set(Point.ACKING, [first.name], lambda reached: acks.append(reached.request_id) or True)
-    load.add(draft("slow-y", Expected.COMPLETED, model=fleet.stack.model_name))
-    _wait_calls(arena, "slow-y", 1)
-    # the first call of the slow one ends meanwhile; a worker that keeps the law says nothing to the broker
-    trap.wait(6.0)
+    may_go_on.set()
+    # a worker that keeps the law says nothing to the broker about the call of before, but to its log
+    processes.wait_until(
+        lambda: acks or _has_settled(first, "slow-x"), timeout_s=_TIMEOUT_S, what="the call of before is settled"
+    )
     fleet.traps.remove(trap)
     kill = Injected(2, "kill", "", "", first.name, begun_at=now(), effects=(Effect.PROCESS_ENDED,))
     first.kill()
@@ -111,6 +126,15 @@ def tag_of_another_session(arena: Arena) -> list[Injected]:
     first.start()
     fleet.good_behaviour()
     return [cut, kill]
+
+
+def _request(arena: Arena, request_id: str) -> Draft:
+    return draft(request_id, Expected.COMPLETED, model=arena.fleet.stack.model_name)
+
+
+def _has_settled(seat: Seat, request_id: str) -> bool:
+    lines = seat.worker.log().splitlines() if seat.worker is not None else []
+    return any('"request_settled"' in line and f'"{request_id}"' in line for line in lines)
 
 
 def _wait_calls(arena: Arena, request_id: str, count: int) -> None:

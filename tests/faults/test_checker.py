@@ -291,7 +291,12 @@ SCENARIOS: dict[str, tuple[Scenario, str]] = {
         Scenario(
             tag_of_another_session,
             seat_count=2,
-            settings={"RABBITMQ_PREFETCH": 1, "MODEL_INFER_TIMEOUT_S": 60, "RABBITMQ_HEARTBEAT_S": 60},
+            settings={
+                "RABBITMQ_PREFETCH": 2,
+                "MODEL_INFER_TIMEOUT_S": 60,
+                "RABBITMQ_HEARTBEAT_S": 60,
+                "REDIS_TIMEOUT_S": 240,
+            },
         ),
         "lost",
     ),
@@ -300,7 +305,7 @@ SCENARIOS: dict[str, tuple[Scenario, str]] = {
 }
 
 
-#: whether a tag of one session means something in the next is a matter of moments: it needs a quiet machine
+#: a minute for both: calls that last until a worker has been given another session
 _NAMES = [pytest.param(name, marks=pytest.mark.slow) if name == "no_session_check" else name for name in SCENARIOS]
 
 
