@@ -35,7 +35,8 @@ class TextFormatter(logging.Formatter):
 
 def _shown(value: object) -> str:
     text = str(value)
-    return repr(text) if not text or any(sign.isspace() for sign in text) else text
+    # as one word, or quoted
+    return text if text.split() == [text] else repr(text)
 
 
 def set_up(*, level: str, log_format: str) -> None:
