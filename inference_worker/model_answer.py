@@ -15,6 +15,9 @@ import msgspec
 
 from inference_worker.json_text import has_surrogate_escape, is_json, split_object, to_value
 
+#: values of `error` in an answer that has none
+NO_ERROR = frozenset({b"", b"null", b"false", b'""'})
+
 
 class BodyKind(StrEnum):
     """What a complete body is."""
@@ -163,7 +166,7 @@ def _lenient(raw: msgspec.Raw) -> Any:
 
 
 def _classify(fields: _Body) -> BodyKind:
-    if bytes(fields.error) not in (b"", b"null") or _lenient(fields.object) == "error":
+    if bytes(fields.error) not in NO_ERROR or _lenient(fields.object) == "error":
         return BodyKind.ERROR
     try:
         choices = _CHOICES_DECODER.decode(fields.choices)

@@ -17,7 +17,7 @@ import msgspec
 
 from inference_worker.errors import HttpTooLarge
 from inference_worker.json_spans import NotJson, checked_members_of, decode_name, elements_of, encode_object, members_of
-from inference_worker.model_answer import read_body
+from inference_worker.model_answer import NO_ERROR, read_body
 
 _NULL = b"null"
 _EMPTY_STRING = b'""'
@@ -444,7 +444,7 @@ def _read_index(choice: Mapping[str, bytes | msgspec.Raw]) -> int:
 
 
 def _is_error(chunk: Mapping[str, bytes | msgspec.Raw]) -> bool:
-    if bytes(chunk.get("error", _NULL)) != _NULL:
+    if bytes(chunk.get("error", _NULL)) not in NO_ERROR:
         return True
     said = bytes(chunk.get("object", _NULL))
     return said.startswith(b'"') and decode_name(said) == "error"

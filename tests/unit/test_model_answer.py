@@ -79,6 +79,8 @@ def test_r42_captured_event_stream_is_no_json(capture: Capture) -> None:
         (b'{"choices":"x"}', BodyKind.ANSWER),
         (b'{"choices":[1]}', BodyKind.ANSWER),
         (b'{"error":null,"choices":[]}', BodyKind.ANSWER),
+        (b'{"error":false,"choices":[]}', BodyKind.ANSWER),
+        (b'{"error":"","choices":[]}', BodyKind.ANSWER),
         (b'{"object":"chat.completion"}', BodyKind.ANSWER),
         (b' \n{"choices" : [ ] }\r\n', BodyKind.ANSWER),
     ],

@@ -428,8 +428,9 @@ def test_an_error_event_is_the_error_that_it_says(event: bytes, status_code: int
     assert assembly.finish() == AssembledAnswer(StreamEnd.ERROR, error=facts.error)
 
 
-def test_a_null_error_is_none() -> None:
-    assert _assemble(_delta({"content": "a"}) | {"error": None}, DONE).end is StreamEnd.COMPLETE
+@pytest.mark.parametrize("value", [None, False, ""])
+def test_an_error_that_says_there_is_none_is_none(value: object) -> None:
+    assert _assemble(_delta({"content": "a"}) | {"error": value}, DONE).end is StreamEnd.COMPLETE
 
 
 @pytest.mark.parametrize(
