@@ -65,7 +65,7 @@ _REPEAT = """\
 ```console
 $ make faults FAULTS=200 QUEUE_TYPE=classic SEED={seed}   # half an hour; ends with 0 only when every promise was kept
 $ make faults FAULTS=200 QUEUE_TYPE=quorum
-$ make faults-quick                                   # under five minutes, each kind once at most
+$ make faults-quick                                   # three minutes, each kind once at most; in CI as well
 $ make soak MINUTES=60                                # at random, watching memory, threads and descriptors
 $ make faults-report                                  # writes this page from the runs so far
 ```

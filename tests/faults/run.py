@@ -44,7 +44,7 @@ WHOLE_TIMEOUT_S = 150.0
 IN_TURN = 0.7
 #: at random, so many faults may be not yet overcome before the next strikes
 _OVERLAP = 4
-_QUICK_S = 170.0
+_QUICK_S = 110.0
 _SAMPLE_EVERY_S = 10.0
 _LOOK_S = 0.1
 #: what our own commands to the servers may end with
@@ -373,7 +373,7 @@ def main() -> int:
     parser.add_argument("--faults", type=int, default=200, help="how many (default: %(default)s)")
     parser.add_argument("--queue-type", choices=["classic", "quorum"], default="classic")
     parser.add_argument("--seed", type=int, help="of the random part (default: of the clock; it is printed)")
-    parser.add_argument("--quick", action="store_true", help="each kind once at most, for three minutes")
+    parser.add_argument("--quick", action="store_true", help="each kind once at most, for two minutes")
     parser.add_argument("--soak", type=float, metavar="MINUTES", help="at random for so long, watching for growth")
     parser.add_argument("--per-second", type=float, default=PER_SECOND, help="requests (default: %(default)s)")
     parser.add_argument("--only", default="", help="kinds and points that hold this text")
