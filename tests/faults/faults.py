@@ -27,6 +27,7 @@ _PROVOKE_AGAIN_S = 2.0
 #: a dead letter that is rejected sooner after a declare is not preceded by another one
 _DECLARED_LATELY_S = 2.0
 _DEAD_LETTER_TIMEOUT_S = 30.0
+_BEGIN_TIMEOUT_S = 30.0
 #: in every payload
 _ANY_REQUEST = '"role"'
 
@@ -178,6 +179,8 @@ def _redis_stall_at(point: Point) -> Kind:
 
 def _stop_worker(arena: Arena, entry: Injected) -> None:
     seat = arena.fleet.seats[arena.random.choice(arena.mortal)]
+    # another fault may have started it a moment ago: before Python runs its first line SIGTERM ends it with -15
+    processes.wait_until(seat.has_begun, timeout_s=_BEGIN_TIMEOUT_S, what="the worker has logged its first line")
     entry.seat, entry.begun_at, entry.ends_session = seat.name, now(), True
     seat.stop()
     entry.cleared_at = now()

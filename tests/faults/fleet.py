@@ -112,6 +112,11 @@ class Seat:
         worker = self.worker
         return worker is not None and worker.running and worker.ready()
 
+    def has_begun(self) -> bool:
+        """Whether its worker has logged anything, and so listens for signals."""
+        worker = self.worker
+        return worker is not None and bool(worker.log())
+
     def start_again(self) -> None:
         """Do what a supervisor does when a worker ended by itself: note how, and start another."""
         with self._lock:
