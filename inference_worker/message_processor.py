@@ -44,7 +44,7 @@ from inference_worker.documents import InferenceRequestRecord, UsageData, UsageE
 from inference_worker.errors import CopyNotConfirmed, CopyRefusedForGood, MalformedRequest, StoreDown
 from inference_worker.growing_pause import GrowingPause
 from inference_worker.holds import HoldName, Holds
-from inference_worker.kept_answers import KeptAnswers
+from inference_worker.kept_answers import KeptAnswers, Said
 from inference_worker.messages import (
     AlreadyCompleted,
     Completed,
@@ -97,9 +97,8 @@ class AnswerStream(ChunkSink, Protocol):
 
     @property
     def has_chunks(self) -> bool: ...
-    def is_last(self) -> bool: ...
     def replace(self, chunk: bytes) -> None: ...
-    def end(self, kind: str, data: bytes = b"") -> None: ...
+    def end(self, kind: str, data: bytes = b"", *, whole: Callable[[], bytes] | None = None) -> None: ...
 
 
 class Streams(Protocol):
@@ -171,8 +170,8 @@ class _Attempt:
     request: InferenceRequest | None = None
     request_id: str | None = None
     model_latency_s: float | None = None
-    #: what the model made, until it is saved
-    answer: Answered | None = None
+    #: what the model said, until it is saved
+    said: Said | None = None
     #: when the request asks for a stream
     stream: AnswerStream | None = None
     #: the answer is the one that went through it: no stored, kept or shared one, and none that came unstreamed
@@ -276,7 +275,7 @@ class MessageProcessor:
                     return Interrupted("joined_request_still_runs")
             is_final = run.outcome is not None and not isinstance(run.outcome, _NOT_SHARED)
             if is_final and run.retry_count == retry_count:
-                attempt.answer = run.outcome if isinstance(run.outcome, Answered) else None
+                attempt.said = run.outcome if isinstance(run.outcome, Said) else None
                 return run.outcome
         return None
 
@@ -289,8 +288,8 @@ class MessageProcessor:
             completed = self._store.load_completed(request.request_id)
             if completed is not None:
                 return self._found(attempt, completed)
-        attempt.answer = self._kept.take(request.request_id)
-        return attempt.answer
+        attempt.said = self._kept.take(request.request_id)
+        return attempt.said
 
     def _find_obstacle(self, attempt: _Attempt, request: InferenceRequest) -> Outcome | None:
         """Look for a reason not to ask the model.
@@ -332,8 +331,8 @@ class MessageProcessor:
         attempt.model_latency_s = monotonic() - began_at
         # before anything is published: the hold must be up when the copy can come back
         self._health.report(reply)
-        if isinstance(reply.outcome, Answered):
-            attempt.answer = reply.outcome
+        if isinstance(reply.outcome, Said):
+            attempt.said = reply.outcome
             attempt.is_streamed = attempt.stream is not None and attempt.stream.has_chunks
         return reply.outcome
 
@@ -343,7 +342,7 @@ class MessageProcessor:
         Croesus drops what it has. An attempt whose session has ended leaves that to the redelivery.
         """
         attempt.usage = read_body(completed.body).usage
-        attempt.answer = None
+        attempt.said = None
         if not attempt.delivery.session.ended:
             self._bill(attempt)
         attempt.is_streamed = False
@@ -434,8 +433,8 @@ class MessageProcessor:
         match saved:
             case Saved():
                 attempt.written = result
-                if attempt.answer is not None and isinstance(result, Completed):
-                    attempt.usage = attempt.answer.usage
+                if isinstance(attempt.said, Answered) and isinstance(result, Completed):
+                    attempt.usage = attempt.said.usage
                     self._bill(attempt)
                 return self._end_stream(attempt, result)
             case AlreadyCompleted(completed):
@@ -451,10 +450,10 @@ class MessageProcessor:
             return None
         try:
             if isinstance(result, Completed):
-                if not (attempt.is_streamed and attempt.stream.is_last()):
+                if not attempt.is_streamed:
                     # whatever is in the stream, it need not be this answer, nor the whole of it
                     attempt.stream.replace(whole_chunk(result.body))
-                attempt.stream.end("done")
+                attempt.stream.end("done", whole=lambda: whole_chunk(result.body))
             else:
                 attempt.stream.end("failed", encode_result(result))
         except StoreDown as err:
@@ -462,8 +461,8 @@ class MessageProcessor:
         return None
 
     def _keep_answer(self, attempt: _Attempt) -> None:
-        if attempt.answer is not None and attempt.written is None and attempt.request_id is not None:
-            self._kept.put(attempt.request_id, attempt.answer)
+        if attempt.said is not None and attempt.written is None and attempt.request_id is not None:
+            self._kept.put(attempt.request_id, attempt.said)
 
     def _uncount_start(self, attempt: _Attempt) -> None:
         """Take the count of a redelivery back, since we lived to settle it: one by a clean stop is no death."""
@@ -552,7 +551,7 @@ class MessageProcessor:
 
     def _record(self, attempt: _Attempt, disposition: str, status: str | None, status_code: int | None) -> None:
         request, written, usage = attempt.request, attempt.written, attempt.usage
-        answer = attempt.answer if isinstance(written, Completed) else None
+        answer = attempt.said if isinstance(written, Completed) and isinstance(attempt.said, Answered) else None
         total_latency_s = monotonic() - attempt.began_at
         self._buffer.append(
             InferenceRequestRecord(

@@ -30,6 +30,9 @@ _PAUSE_AFTER_FAILURE_S = 1.0
 _MAX_ENTRIES = 100_000
 _LOOK_AGAIN_S = 60.0
 
+#: `type`, `attempt`, `data`
+Entry = dict[str, bytes | str]
+
 
 class AnswerStream:
     """One attempt's entries. `append` and `end` on its slot thread, `flush` on the writer's as well."""
@@ -49,6 +52,10 @@ class AnswerStream:
         self._written: list[bytes] = []
         #: a write began whose end we have not heard of: Redis may have taken it
         self._is_torn = False
+        #: how long the stream was after our last write
+        self._length = 0
+        #: another attempt wrote after we began: to those who follow, its text may count now
+        self._has_others = False
         self._has_restart = is_retry
         self._wrote_at = float("-inf")
         #: the writer will flush: until then nobody else writes, but for the end
@@ -85,30 +92,32 @@ class AnswerStream:
             self._store.flush_at(monotonic() + _PAUSE_AFTER_FAILURE_S, self)
 
     def replace(self, chunk: bytes) -> None:
-        """Forget this attempt's chunks: the stored result is another attempt's, and this is the whole of it."""
+        """Forget this attempt's chunks: this is the whole of the stored result, whose attempt may be another."""
         with self._lock:
             self._has_restart = True
             self._written.clear()
             self._chunks[:] = [chunk]
 
-    def is_last(self) -> bool:
-        """Tell whether the entry before the next one is ours: of two attempts at once each may end the other's text.
-
-        Raises:  StoreDown
-        """
-        return self._store.last_attempt(self._key) in (None, self.attempt)
-
-    def end(self, kind: str, data: bytes = b"") -> None:
+    def end(self, kind: str, data: bytes = b"", *, whole: Callable[[], bytes] | None = None) -> None:
         """Write what is left, and the last entry: `done`, or `failed` with the result's body.
 
+        Of two attempts at once each may end the other's text. With `whole` what we wrote so far counts only where no
+        other attempt has written since we began; else the whole answer is written once more, as one chunk.
+
         Raises:  StoreDown
         """
-        self._write([self._entry(kind, data)])
+        closing = [self._entry(kind, data)]
+        if whole is None:
+            self._write(closing)
+        elif not self._write(closing, only_if_alone=True):
+            self.replace(whole())
+            self._write(closing)
 
-    def _write(self, closing: list[dict[str, bytes | str]]) -> None:
+    def _write(self, closing: list[Entry], *, only_if_alone: bool = False) -> bool:
+        """Write what was gathered, and `closing`; False, with nothing written, when another attempt wrote since we began."""
         with self._lock:
             if not self._is_wanted():
-                return
+                return True
             if self._is_torn:
                 # sent again as it was, a piece may be there twice, and nothing would tell those who follow
                 self._chunks[:0] = self._written
@@ -118,15 +127,24 @@ class AnswerStream:
             gathered = [self._entry("chunk", b"[" + b",".join(self._chunks) + b"]")] if self._chunks else []
             entries = [*opening, *gathered, *closing]
             if not entries:
-                return
+                return True
+            if only_if_alone and self._has_others and not opening:
+                return False
             self._wrote_at = monotonic()
             self._is_torn = True
-            self._store.write(self._key, entries)
-            self._is_torn = self._has_restart = False
+            # what was there before our `restart` counts no more
+            expected_length = self._length if only_if_alone and not opening else None
+            length = self._store.write(self._key, entries, expected_length=expected_length)
+            self._is_torn = False
+            if length is None:
+                return False
+            self._has_others = not opening and (self._has_others or length != self._length + len(entries))
+            self._length, self._has_restart = length, False
             self._written += self._chunks
             self._chunks.clear()
+            return True
 
-    def _entry(self, kind: str, data: bytes = b"") -> dict[str, bytes | str]:
+    def _entry(self, kind: str, data: bytes = b"") -> Entry:
         return {"type": kind, "attempt": self.attempt, "data": data}
 
 
@@ -157,42 +175,40 @@ class StreamStore:
             heapq.heappush(self._due, (due_at, next(self._order), stream))
             self._changed.notify()
 
-    def write(self, key: str, entries: list[dict[str, bytes | str]]) -> None:
-        """Append entries and renew the TTL, in one round trip.
+    def write(self, key: str, entries: list[Entry], *, expected_length: int | None = None) -> int | None:
+        """Append entries and renew the TTL; return how long the stream is then.
+
+        With an `expected_length` nothing is written to a stream of another length, and None returned.
 
         Raises:  StoreDown, StoreLoginRefused
         """
         with translated(self._client):
             try:
-                self._append(key, entries)
+                return self._append(key, entries, expected_length)
             except redis.ResponseError as err:
                 if not is_wrong_type(err):
                     raise
                 # somebody else's value under our key
                 self._client.delete(key)
-                self._append(key, entries)
+                return self._append(key, entries, None)
 
-    def last_attempt(self, key: str) -> str | None:
-        """Return whose the last entry of a stream is; None when there is none.
-
-        Raises:  StoreDown, StoreLoginRefused
-        """
-        with translated(self._client):
-            try:
-                entries = self._client.xrevrange(key, count=1)
-            except redis.ResponseError as err:
-                if not is_wrong_type(err):
-                    raise
-                return None
-        return str(entries[0][1].get(b"attempt", b"").decode(errors="replace")) if entries else None
-
-    def _append(self, key: str, entries: list[dict[str, bytes | str]]) -> None:
+    def _append(self, key: str, entries: list[Entry], expected_length: int | None) -> int | None:
         # at once: an entry of another attempt must not come between a `restart` and its `done`
-        with self._client.pipeline(transaction=len(entries) > 1) as pipe:
+        with self._client.pipeline(transaction=True) as pipe:
+            if expected_length is not None:
+                pipe.watch(key)
+                if pipe.xlen(key) != expected_length:
+                    return None
+                pipe.multi()
             for entry in entries:
                 pipe.xadd(key, entry, maxlen=_MAX_ENTRIES, approximate=True)
+            pipe.xlen(key)
             pipe.expire(key, self._ttl_s)
-            pipe.execute()
+            try:
+                *_, length, _ = pipe.execute()
+            except redis.WatchError:
+                return None
+        return int(length)
 
     @property
     def is_alive(self) -> bool:

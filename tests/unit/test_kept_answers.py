@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inference_worker.disposition import Answered
+from inference_worker.disposition import Answered, InvalidAnswer, ModelError
 from inference_worker.kept_answers import MAX_BYTES, KeptAnswers
 from inference_worker.model_answer import Timings
 
@@ -52,9 +52,18 @@ def test_later_answer_of_a_request_replaces_the_earlier() -> None:
     kept.put("a", _answer(b"new"))
     kept.put("b", _answer(b"x" * 7))
     first = kept.take("a")
-    assert first is not None
+    assert isinstance(first, Answered)
     assert first.body == b"new"
     assert kept.take("b") is not None
+
+
+def test_a_refusal_takes_the_room_of_its_body() -> None:
+    kept = KeptAnswers(max_count=10, max_bytes=10)
+    kept.put("a", ModelError(400, "no", b"x" * 6))
+    kept.put("b", InvalidAnswer("no JSON"))
+    kept.put("c", ModelError(400, "no", None))
+    kept.put("d", ModelError(400, "no", b"x" * 5))
+    assert [kept.take(name) is not None for name in "abcd"] == [False, True, True, True]
 
 
 def test_room_is_64_mib() -> None:
@@ -68,7 +77,7 @@ def test_never_more_than_the_room_and_always_the_newest(steps: list[tuple[str, i
     for name, size in steps:
         if size < 0:
             taken = kept.take(name)
-            assert (taken.body if taken else None) == model.pop(name, None)
+            assert (taken.body if isinstance(taken, Answered) else None) == model.pop(name, None)
             continue
         body = bytes(size)
         model.pop(name, None)

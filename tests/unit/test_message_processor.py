@@ -259,6 +259,18 @@ def test_redis_down_at_a_first_delivery_requeues_holds_and_keeps_the_answer(benc
     assert [event.data.total_tokens for event in bench.buffer.usage] == [7]
 
 
+@pytest.mark.parametrize("said", [ModelError(400, "refused", b"{}"), InvalidAnswer("no JSON")])
+def test_what_the_model_refused_is_not_asked_again_because_redis_was_down(bench: Bench, said: Outcome) -> None:
+    answers(bench, said)
+    bench.model.meanwhile = bench.redis_goes_down
+    assert bench.process().disposition == Requeue("result_store_down")
+    bench.redis_comes_back()
+    bench.process(make_delivery(redelivered=True, tag=2))
+    assert len(bench.model.requests) == 1
+    assert bench.stored()["status"] == "failed"
+    assert bench.buffer.usage == []
+
+
 def test_a_kept_answer_survives_a_second_outage(bench: Bench) -> None:
     bench.model.meanwhile = bench.redis_goes_down
     bench.process()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -104,9 +105,9 @@ def test_an_answer_that_came_unstreamed_goes_whole_into_the_stream(bench: Bench)
 def test_an_end_that_redis_does_not_take_sends_the_message_back_and_loses_nothing(bench: Bench) -> None:
     original = bench.streams.write
 
-    def refuse_the_end(key: str, entries: list[dict[str, bytes | str]]) -> None:
+    def refuse_the_end(key: str, entries: list[dict[str, bytes | str]], **options: Any) -> int | None:
         bench.redis.connected = all(entry["type"] != "done" for entry in entries)
-        original(key, entries)
+        return original(key, entries, **options)
 
     bench.streams.write = refuse_the_end  # type: ignore[method-assign]
     assert bench.process(make_delivery(STREAMED)).disposition == Requeue("result_store_down")

@@ -12,6 +12,7 @@ import redis
 
 from inference_worker.errors import StoreDown
 from inference_worker.stream_store import StreamStore
+from tests.fakes.following import followed
 from tests.timeouts import LONG_TIMEOUT_S
 
 TTL_S = 77
@@ -176,15 +177,76 @@ def test_a_write_whose_reply_was_lost_is_begun_anew_so_that_no_piece_is_there_tw
     assert entries[-1] == (b"done", b"")
 
 
-def test_an_attempt_knows_when_another_one_writes_beside_it() -> None:
-    stand = Stand()
-    other = stand.store.open("r-1", attempt="ffffffff", is_retry=True, is_wanted=lambda: True)
-    assert stand.stream.is_last()
+def beside(stand: Stand) -> Any:
+    """A second attempt at the same request, in a session that knows that it is one."""
+    return stand.store.open("r-1", attempt="ffffffff", is_retry=True, is_wanted=lambda: True)
+
+
+def test_an_attempt_that_was_alone_says_nothing_twice() -> None:
+    stand = Stand(is_retry=True)
     stand.stream.append(b"1")
-    assert stand.stream.is_last()
-    other.append(b"2")
-    assert not stand.stream.is_last()
-    assert other.is_last()
+    stand.stream.append(b"2")
+    stand.stream.end("done", whole=lambda: b"1,2")
+    assert [kind for kind, _ in stand.entries()].count("restart") == 1
+    assert followed(stand.redis) == (b"1,2", "done", b"0a1b2c3d")
+
+
+@pytest.mark.parametrize("writes_last", ["ours", "the other"])
+def test_of_two_attempts_at_once_the_one_that_ends_says_its_answer_whole(writes_last: str) -> None:
+    stand = Stand()
+    other = beside(stand)
+    stand.stream.append(b"1")
+    other.append(b"7")
+    if writes_last == "ours":
+        stand.stream.append(b"2")
+        stand.stream.flush()
+    stand.stream.end("done", whole=lambda: b"1,2")
+    assert followed(stand.redis) == (b"1,2", "done", b"0a1b2c3d")
+
+
+def test_another_attempt_without_a_restart_of_its_own_is_noticed_too() -> None:
+    """Two copies of a request, of which none is marked as a repeat."""
+    stand = Stand()
+    twin = stand.store.open("r-1", attempt="ffffffff", is_retry=False, is_wanted=lambda: True)
+    twin.append(b"7")
+    stand.stream.append(b"1")
+    stand.stream.end("done", whole=lambda: b"1")
+    assert followed(stand.redis) == (b"1", "done", b"0a1b2c3d")
+
+
+class Interfered(fakeredis.FakeStrictRedis):
+    """Lets somebody else act between the look at a stream's length and what follows it."""
+
+    interfere: Any = None
+
+    def pipeline(self, *args: Any, **options: Any) -> Any:
+        pipe = super().pipeline(*args, **options)
+        look = pipe.xlen
+
+        def look_and_be_interfered_with(key: str) -> Any:
+            length = look(key)
+            if self.interfere is not None and pipe.watching:
+                interfere, self.interfere = self.interfere, None
+                interfere()
+            return length
+
+        pipe.xlen = look_and_be_interfered_with
+        return pipe
+
+
+def test_an_attempt_that_begins_between_our_look_and_our_end_does_not_end_with_our_done() -> None:
+    server = fakeredis.FakeServer()
+    client = Interfered(server=server)
+    store = StreamStore(client, ttl_s=TTL_S)
+    ours = store.open("r-1", attempt="0a1b2c3d", is_retry=False, is_wanted=lambda: True)
+    other = StreamStore(fakeredis.FakeStrictRedis(server=server), ttl_s=TTL_S).open(
+        "r-1", attempt="ffffffff", is_retry=True, is_wanted=lambda: True
+    )
+    ours.append(b"1")
+    client.interfere = lambda: other.append(b"7")
+    ours.end("done", whole=lambda: b"1")
+    assert client.interfere is None
+    assert followed(client) == (b"1", "done", b"0a1b2c3d")
 
 
 def test_a_stored_answer_of_another_attempt_takes_the_place_of_ours() -> None:
