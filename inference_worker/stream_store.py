@@ -114,7 +114,7 @@ class AnswerStream:
             self._write(closing)
 
     def _write(self, closing: list[Entry], *, only_if_alone: bool = False) -> bool:
-        """Write what was gathered, and `closing`; False, with nothing written, when another attempt wrote since we began."""
+        """Write what was gathered, and `closing`; False, with nothing written, when another attempt wrote as well."""
         with self._lock:
             if not self._is_wanted():
                 return True

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import ceil
+from statistics import median_low
 
 from .processes_seen import slope, windows
 from .svg_sheet import AXIS_HEIGHT, LEFT, TITLE_HEIGHT, Axes, draw_title, sheet, step_s_of
@@ -60,7 +61,7 @@ def _plots(rows: Sequence[Row], times_s: Sequence[float], parts: Sequence[range]
     memory_caption = f"Memory (RSS); red: its least-squares line, {per_hour:+.2f} MB an hour{low}"
     plots = [_Plot(memory_caption, memory, _least_squares(last_half), marks, " MB")]
     for name, points in (("Threads", threads), ("Descriptors (files and connections)", descriptors)):
-        caption = f"{name}; red: the highest number in each five minutes"
+        caption = f"{name}; red: the median of each five minutes"
         plots.append(_Plot(caption, points, _levels(points, parts), _marks(0, max(number for _, number in points))))
     return plots
 
@@ -77,10 +78,10 @@ def _levels(points: _Points, parts: Sequence[range]) -> _Points:
     """Return the corners of the steps from level to level."""
     corners = []
     for part in parts:
-        highest = max(points[index][1] for index in part)
+        level = median_low(points[index][1] for index in part)
         # up to where the next one begins
         end = min(part.stop, len(points) - 1)
-        corners += [(points[part.start][0], highest), (points[end][0], highest)]
+        corners += [(points[part.start][0], level), (points[end][0], level)]
     return corners
 
 

@@ -74,8 +74,9 @@ def slope(points: Sequence[tuple[float, float]]) -> float:
 class Growth:
     """How a process grew over the last half of its life.
 
-    The levels are what shows a leak: a fault closes connections, which come back as they are used, so that the range
-    of the descriptors is wide without one. What leaks stays, and raises each five minutes above those before.
+    The levels are what shows a leak, the medians of five minutes each: a fault closes connections, which come back as
+    they are used, and a retry's copy opens one for a moment, so that the range of the descriptors is wide without one.
+    What leaks stays, and raises each five minutes above those before.
     """
 
     seat: str
@@ -85,9 +86,7 @@ class Growth:
     rss_mb_per_hour: float
     thread_range: int
     descriptor_range: int
-    #: the median of each five minutes
     rss_levels_mb: list[float]
-    #: the highest number in each five minutes
     thread_levels: list[int]
     descriptor_levels: list[int]
 
@@ -107,6 +106,6 @@ def growth(samples: Sequence[Sample]) -> Growth | None:
         thread_range=max(s.threads for s in last) - min(s.threads for s in last),
         descriptor_range=max(s.descriptors for s in last) - min(s.descriptors for s in last),
         rss_levels_mb=[statistics.median(s.rss_bytes / 1e6 for s in part) for part in parts],
-        thread_levels=[max(s.threads for s in part) for part in parts],
-        descriptor_levels=[max(s.descriptors for s in part) for part in parts],
+        thread_levels=[statistics.median_low(s.threads for s in part) for part in parts],
+        descriptor_levels=[statistics.median_low(s.descriptors for s in part) for part in parts],
     )

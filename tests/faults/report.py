@@ -46,13 +46,13 @@ kernel says of it, over the last half of the time:
 """
 
 _LEVELS = """
-A killed Redis or model closes all connections to it at once, and they come back as they are used: the descriptors go
-up and down with the faults, without a leak. What leaks never comes back, and lifts the highest number of each five
-minutes above the one before. In that half these were, from the first five minutes to the last:
+A killed Redis or model closes all connections to it at once, and they come back as they are used; a copy of a message
+takes one more for a moment: the descriptors go up and down with the faults, without a leak. What leaks never goes away,
+and lifts the median of each five minutes above the one before. In that half the medians were:
 
 - threads: {threads}
 - descriptors: {descriptors}
-- memory, the median of each five minutes: {memory} MB
+- memory: {memory} MB
 """
 
 _SOAK_PICTURE = """

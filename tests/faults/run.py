@@ -363,8 +363,8 @@ def _tell_verdict(document: dict[str, Any], say: Say) -> None:
             levels_mb = [round(level, 1) for level in grown["rss_levels_mb"]]
             say(f"  {grown['seat']}, the last {grown['minutes']:.0f} minutes of a process, and each five of them:")
             say(f"       memory {grown['rss_mb_per_hour']:+.2f} MB/h, {levels_mb} MB")
-            say(f"       threads at most {grown['thread_levels']}, max - min {grown['thread_range']}")
-            say(f"       descriptors at most {grown['descriptor_levels']}, max - min {grown['descriptor_range']}")
+            say(f"       threads {grown['thread_levels']}, max - min {grown['thread_range']}")
+            say(f"       descriptors {grown['descriptor_levels']}, max - min {grown['descriptor_range']}")
 
 
 def main() -> int:
