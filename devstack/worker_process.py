@@ -19,8 +19,8 @@ READY_TIMEOUT_S = 20.0
 #: seconds from SIGTERM to exit: the grace of the worker's own, and what follows it
 STOP_TIMEOUT_S = 40.0
 
-#: as in the Dockerfile and the supervisord section: each of a worker's threads would keep freed pieces of its own, which
-#: looked like a leak of a few MB for hours
+#: as in the Dockerfile and the supervisord section: each thread would keep freed pieces of its own, which looks like a
+#: leak of some MB over hours
 GLIBC_TUNABLES = "glibc.malloc.tcache_count=0:glibc.malloc.arena_max=1"
 
 
