@@ -126,7 +126,7 @@ class MetricsDocument(msgspec.Struct, frozen=True, kw_only=True):
     queue: QueueDepth | None
 
 
-class UsageData(msgspec.Struct, frozen=True, kw_only=True):
+class UsageData(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """`data` of a usage event."""
 
     request_id: str
@@ -141,7 +141,7 @@ class UsageData(msgspec.Struct, frozen=True, kw_only=True):
     cached_tokens: Count | None
 
 
-class UsageEvent(msgspec.Struct, frozen=True):
+class UsageEvent(msgspec.Struct, frozen=True, gc=False):
     """What one stored result has to be billed for; `usage_events` makes the CloudEvent of it."""
 
     #: unix seconds, when the request completed
@@ -183,16 +183,25 @@ class UsageCloudEvent(msgspec.Struct, frozen=True, kw_only=True):
 
 
 _ENCODER = msgspec.json.Encoder()
-#: 10,000 records in one call keep the interpreter's lock for 7 ms, and every slot waits for it
-_RECORDS_AT_ONCE = 200
+#: a quote within a string is escaped, so this can be the member alone
+_NO_REQUESTS = b'"requests":[]'
 
 
-def encode_document(document: MetricsDocument) -> bytes:
+def encode_record(record: InferenceRequestRecord) -> bytes:
     """Encode to strict JSON. msgspec writes NaN and infinity as null, so no document can hold them."""
-    records = document.requests
-    slices = (records[at : at + _RECORDS_AT_ONCE] for at in range(0, len(records), _RECORDS_AT_ONCE))
-    encoded = b",".join(_ENCODER.encode(part)[1:-1] for part in slices)
-    return _ENCODER.encode(msgspec.structs.replace(document, requests=msgspec.Raw(b"[%b]" % encoded)))
+    return _ENCODER.encode(record)
+
+
+def encode_document(document: MetricsDocument, records: list[bytes]) -> bytes:
+    """Encode to strict JSON, with these encoded records in the place of its requests, which have to be empty."""
+    if not records:
+        return _ENCODER.encode(document)
+    head, tail = _ENCODER.encode(document).split(_NO_REQUESTS)
+    first, *others = records
+    pieces = [head + b'"requests":[' + first, *others]
+    pieces[-1] += b"]" + tail
+    # one pass over up to 5 MB, for which `join` lets go of the interpreter's lock: every slot would wait for it
+    return b",".join(pieces)
 
 
 def to_plain(struct: msgspec.Struct) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 
 import msgspec
 
-from inference_worker.json_text import has_surrogate_escape, is_json
+from inference_worker.json_text import check_utf8, has_surrogate_escape, is_json
 
 _SPACE = re.compile(rb"[ \t\r\n]*+")
 _STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
@@ -126,10 +126,11 @@ def checked_members_of(data: bytes) -> Mapping[str, bytes | msgspec.Raw]:
     Raises:  NotJson, UnicodeDecodeError, RecursionError
     """
     # msgspec does not look at the bytes of what it keeps raw
-    text = data.decode()
+    check_utf8(data)
     try:
         return _OBJECT_DECODER.decode(data)
     except msgspec.DecodeError as err:
+        text = data.decode()
         if not has_surrogate_escape(text) or not is_json(text):
             raise NotJson from err
         return members_of(data)

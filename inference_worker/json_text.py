@@ -24,6 +24,16 @@ _SPACE = re.compile(r"[ \t\r\n]*")
 _SIGN = re.compile(r'["{}\[\],]')
 
 
+def check_utf8(data: bytes) -> None:
+    """Look at every byte.
+
+    Raises:  UnicodeDecodeError
+    """
+    # of ASCII no text has to be made: 10 MB more for a body of 10 MB
+    if not data.isascii():
+        data.decode()
+
+
 def has_surrogate_escape(text: str) -> bool:
     """Tell whether the text may hold an escape of half a surrogate pair."""
     return "\\ud" in text or "\\uD" in text

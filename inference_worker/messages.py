@@ -12,7 +12,7 @@ from enum import StrEnum
 import msgspec
 
 from inference_worker.errors import MalformedRequest
-from inference_worker.json_text import has_surrogate_escape, salvage_string, split_object
+from inference_worker.json_text import check_utf8, has_surrogate_escape, salvage_string, split_object
 
 #: a request_id is part of a Redis key and of an HTTP header (design section 5)
 MAX_REQUEST_ID_CHARS = 255
@@ -85,13 +85,14 @@ def decode_request(body: bytes) -> InferenceRequest:
 def _decode_wire(body: bytes) -> _RequestOnTheWire:
     try:
         # msgspec does not look at the bytes of what it skips or keeps raw; they would reach the model as they are
-        text = body.decode()
+        check_utf8(body)
         return _REQUEST_DECODER.decode(body)
     except UnicodeDecodeError as err:
         problem = f"the request is not UTF-8 (byte {err.start})"
     except RecursionError:
         problem = "the request is nested too deeply"
     except msgspec.DecodeError as err:
+        text = body.decode()
         fields = split_object(text) if has_surrogate_escape(text) else None
         if fields is not None:
             names = _RequestOnTheWire.__struct_fields__

@@ -1,7 +1,8 @@
 """Where records and usage events wait for the next flush: one lock, bounded, the oldest goes first.
 
 Slots append, `metrics-reporter` takes. Memory, and for usage an outbox when one is handed in: it knows nothing of
-sinks, formats or files.
+sinks or files. Records wait as JSON: that is smaller than the objects, and a flush of 10,000 has neither to encode nor
+to free them all at once, for which every slot would wait.
 Source: design section 10; field report R71.
 """
 
@@ -13,7 +14,7 @@ from collections.abc import Callable, Iterable
 from itertools import islice
 from typing import Protocol
 
-from inference_worker.documents import InferenceRequestRecord, UsageEvent
+from inference_worker.documents import InferenceRequestRecord, UsageEvent, encode_record
 
 #: usage events kept for a Croesus that does not take them (design section 10)
 MAX_USAGE_EVENTS = 100_000
@@ -42,7 +43,7 @@ class MetricsBuffer:
     ) -> None:
         """`on_half_full` is called on the appending thread, once from one `take_records` to the next."""
         self._lock = threading.Lock()
-        self._records: deque[InferenceRequestRecord] = deque(maxlen=max_records)
+        self._records: deque[bytes] = deque(maxlen=max_records)
         self._half_count = (max_records + 1) // 2
         self._records_dropped = 0
         self._is_half_full_told = False
@@ -61,11 +62,12 @@ class MetricsBuffer:
 
     def append(self, record: InferenceRequestRecord) -> None:
         """Keep one record; when full, the oldest is dropped and counted."""
+        encoded = encode_record(record)
         with self._lock:
             records = self._records
             if len(records) == records.maxlen:
                 self._records_dropped += 1
-            records.append(record)
+            records.append(encoded)
             if len(records) < self._half_count or self._is_half_full_told:
                 return
             self._is_half_full_told = True
@@ -88,14 +90,14 @@ class MetricsBuffer:
         if self._outbox is not None and dropped is not None:
             self._outbox.remove([dropped])
 
-    def take_records(self) -> tuple[list[InferenceRequestRecord], int]:
-        """Hand over all records, oldest first, and how many were dropped since the last take."""
+    def take_records(self) -> tuple[list[bytes], int]:
+        """Hand over all records, encoded, oldest first, and how many were dropped since the last take."""
         with self._lock:
-            records, dropped_count = list(self._records), self._records_dropped
-            self._records.clear()
+            records, dropped_count = self._records, self._records_dropped
+            self._records = deque(maxlen=records.maxlen)
             self._records_dropped = 0
             self._is_half_full_told = False
-        return records, dropped_count
+        return list(records), dropped_count
 
     def peek_usage(self, count: int) -> list[UsageEvent]:
         """Look at the oldest usage events; they stay until `drop_usage`."""

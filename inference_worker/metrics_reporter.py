@@ -174,8 +174,7 @@ class MetricsReporter:
         if interrupt is not None and interrupt.done():
             # the records stay in the buffer for the last flush
             return
-        document = self._make_document(model_metrics, gpus, queue)
-        self._post_document(document, sink_s, grace_s, interrupt)
+        self._post_document(*self._make_document(model_metrics, gpus, queue), sink_s, grace_s, interrupt)
         if final:
             self._usage.finish(began_at + usage_s, is_begun=is_usage_begun)
 
@@ -238,10 +237,11 @@ class MetricsReporter:
 
     def _make_document(
         self, model_metrics: ModelMetrics | None, gpus: list[GpuMetrics] | None, queue: QueueDepth | None
-    ) -> MetricsDocument:
+    ) -> tuple[bytes, int]:
+        """Return the document, encoded, and of how many records."""
         records, dropped_count = self._buffer.take_records()
         settings = self._settings
-        return MetricsDocument(
+        document = MetricsDocument(
             deployment_id=settings.deployment_id,
             replica_id=settings.replica_id,
             user_id=settings.user_id,
@@ -249,13 +249,14 @@ class MetricsReporter:
             model=settings.model,
             worker_version=settings.worker_version,
             window=self._next_window(),
-            requests=records,
+            requests=[],
             requests_dropped=dropped_count,
             health=self._health(),
             model_metrics=model_metrics,
             gpus=gpus,
             queue=queue,
         )
+        return encode_document(document, records), len(records)
 
     def _next_window(self) -> Window:
         to = self._clock()
@@ -265,9 +266,8 @@ class MetricsReporter:
         return window
 
     def _post_document(
-        self, document: MetricsDocument, timeout_s: float, grace_s: float, interrupt: Future[None] | None
+        self, body: bytes, record_count: int, timeout_s: float, grace_s: float, interrupt: Future[None] | None
     ) -> None:
-        body, record_count = encode_document(document), len(document.requests)
         url, token = self._settings.metrics_url, self._settings.metrics_token
         headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
         answer = self._metric_server.begin(

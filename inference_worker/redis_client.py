@@ -84,6 +84,27 @@ def _is_stale(connection: Any) -> bool:
         return True
 
 
+def ask(client: Any, *command: Any) -> Any:
+    """Carry one command out on this thread's connection, with the client's retries; return the reply as it came.
+
+    The library's own `execute_command` spends more on its metrics and callbacks than on the command: of a message with
+    two commands a tenth of the CPU.
+
+    Raises:  what the library raises
+    """
+    pool = client.connection_pool
+    connection = pool.get_connection()
+
+    def send_and_read() -> Any:
+        connection.send_command(*command)
+        return connection.read_response()
+
+    try:
+        return connection.retry.call_with_retry(send_and_read, lambda _: connection.disconnect())
+    finally:
+        pool.release(connection)
+
+
 @contextmanager
 def translated(client: Any) -> Iterator[None]:
     """Turn the library's errors into ours.

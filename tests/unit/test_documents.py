@@ -23,6 +23,7 @@ from inference_worker.documents import (
     UsageCloudEvent,
     Window,
     encode_document,
+    encode_record,
     json_schema,
 )
 
@@ -67,6 +68,12 @@ def _document(**changes: Any) -> MetricsDocument:
     return MetricsDocument(**fields | changes)
 
 
+def _encode(document: MetricsDocument) -> bytes:
+    """Encode it as the reporter does."""
+    records = [encode_record(record) for record in document.requests]
+    return encode_document(msgspec.structs.replace(document, requests=[]), records)
+
+
 def _validate(document: Any, kind: type[msgspec.Struct]) -> None:
     jsonschema.validate(document, json_schema(kind), cls=jsonschema.Draft202012Validator)
 
@@ -89,17 +96,18 @@ def test_schemas_in_docs_are_those_of_the_types(name: str) -> None:
     ],
 )
 def test_a_document_is_valid_by_its_schema(document: MetricsDocument) -> None:
-    _validate(json.loads(encode_document(document)), MetricsDocument)
+    _validate(json.loads(_encode(document)), MetricsDocument)
 
 
-@pytest.mark.parametrize("count", [0, 1, 199, 200, 201, 400, 1001])
+@pytest.mark.parametrize("count", [0, 1, 2, 1001])
 def test_a_document_of_any_length_is_what_one_call_would_have_made(count: int) -> None:
-    document = _document(requests=[_record(request_id=f"r-{number}") for number in range(count)])
-    assert encode_document(document) == msgspec.json.encode(document)
+    records = [_record(request_id=f"r-{number}") for number in range(count)]
+    document = _document(requests=records, model='m "requests":[],')
+    assert _encode(document) == msgspec.json.encode(document)
 
 
 def test_unknown_is_null_and_never_left_out() -> None:
-    written = json.loads(encode_document(_document()))
+    written = json.loads(_encode(_document()))
     assert written["schema"] == "inference_worker.metrics/1"
     assert written["window"] == {"from": 1.0, "to": 2.0}
     assert written["gpus"] == [dict.fromkeys(GpuMetrics.__struct_fields__)]
@@ -109,7 +117,7 @@ def test_unknown_is_null_and_never_left_out() -> None:
 
 @pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf])
 def test_r70_a_document_has_no_nan_or_infinity(number: float) -> None:
-    written = encode_document(_document(requests=[_record(ttft_s=number)]))
+    written = _encode(_document(requests=[_record(ttft_s=number)]))
     assert json.loads(written, parse_constant=pytest.fail)["requests"][0]["ttft_s"] is None
 
 
@@ -123,13 +131,13 @@ def test_r70_a_document_has_no_nan_or_infinity(number: float) -> None:
     ],
 )
 def test_the_schema_refuses_what_the_contract_forbids(broken: dict[str, Any]) -> None:
-    document = json.loads(encode_document(_document())) | broken
+    document = json.loads(_encode(_document())) | broken
     with pytest.raises(jsonschema.ValidationError):
         _validate(document, MetricsDocument)
 
 
 def test_a_field_that_is_left_out_is_refused_by_the_schema() -> None:
-    document = json.loads(encode_document(_document()))
+    document = json.loads(_encode(_document()))
     del document["requests"][0]["prompt_tokens"]
     with pytest.raises(jsonschema.ValidationError):
         _validate(document, MetricsDocument)

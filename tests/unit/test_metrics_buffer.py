@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import json
 import threading
-from typing import Any
 
 from inference_worker.documents import InferenceRequestRecord, UsageData, UsageEvent
 from inference_worker.metrics_buffer import MetricsBuffer
@@ -48,8 +48,8 @@ def _event(number: int) -> UsageEvent:
     )
 
 
-def _ids(items: list[Any]) -> list[str]:
-    return [item.data.request_id if isinstance(item, UsageEvent) else item.request_id for item in items]
+def _ids(items: list[bytes] | list[UsageEvent]) -> list[str]:
+    return [item.data.request_id if isinstance(item, UsageEvent) else json.loads(item)["request_id"] for item in items]
 
 
 def test_records_are_taken_once_and_in_order() -> None:
