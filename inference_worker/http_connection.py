@@ -1,20 +1,21 @@
 """One thread's connections: their sockets are known, so that an exchange can be cut off from another thread.
 
-Owned by one thread, but for `Wire.cut`. Knows requests (how a URL is to be sent) and urllib3 (connections, TLS). What
-is above them is left out: a session obeys proxy variables and netrc (R39), sends cookies back, so that a model behind a
-sticky balancer would stick to a dead replica, and follows redirects; session, adapter and pool cost a third of a
-message's CPU.
+Owned by one thread, but for `Wire.cut`. Knows requests (how a URL is to be sent), urllib3 (connections, TLS) and
+http.client (answers). What is above them is left out: a session obeys proxy variables and netrc (R39), sends cookies
+back, so that a model behind a sticky balancer would stick to a dead replica, and follows redirects; session, adapter
+and pool cost a third of a message's CPU, and the building of each request anew a tenth.
 """
 
 from __future__ import annotations
 
+import math
 import socket
 import threading
 import weakref
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from http.client import HTTPConnection, HTTPResponse, IncompleteRead
+from http.client import HTTPResponse, IncompleteRead
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -23,9 +24,12 @@ import requests.adapters
 import urllib3.connection
 
 from inference_worker.errors import HttpUnreachable
+from inference_worker.http_request import request_head, request_start
 
 #: a peer on the same host or in the same rack answers a SYN in far less
 _CONNECT_TIMEOUT_S = 5.0
+#: a body up to this goes out with its head: one system call, and one turn of the interpreter's lock, less
+_TOGETHER_BYTES = 65_536
 
 
 class Wire:
@@ -146,8 +150,8 @@ class Target:
     """A method and a URL, taken apart once for all requests to it."""
 
     method: str
-    #: path and query
-    path: str
+    #: of the head
+    start: bytes
     connection: Any
 
 
@@ -158,6 +162,7 @@ class Line:
         self.wire = Wire()
         self._targets: dict[tuple[str, str], Target] = {}
         self._connections: dict[tuple[str, str, int | None], Any] = {}
+        self._response: HTTPResponse | None = None
 
     def target(self, method: str, url: str) -> Target:
         """Take a URL apart, the first time that it is asked for.
@@ -170,10 +175,11 @@ class Line:
                 prepared = requests.Request(method, url).prepare()
                 parts = urlsplit(prepared.url or "")
                 connection = self._connection(parts.scheme, parts.hostname or "", parts.port)
+                start = request_start(method, prepared.path_url, parts.netloc.rpartition("@")[2])
             except (requests.RequestException, ValueError) as err:
                 # a host name that is none, for example; the text may hold the URL
                 raise HttpUnreachable(f"not a request that can be sent ({type(err).__name__})") from err
-            target = self._targets[method, url] = Target(method, prepared.path_url, connection)
+            target = self._targets[method, url] = Target(method, start, connection)
         return target
 
     def _connection(self, scheme: str, host: str, port: int | None) -> Any:
@@ -197,8 +203,10 @@ class Line:
         """Send one request and read the head of its answer.
 
         Units:   timeout_s seconds, for each read and write of the socket
-        Raises:  what http.client, ssl and urllib3's connections raise; the connection is then of no use: `drop` it
+        Raises:  what http.client, ssl and urllib3's connections raise, ValueError; the connection is then of no use:
+                 `drop` it
         """
+        head = request_head(target.start, headers, body)
         connection, wire = target.connection, self.wire
         if connection.sock is not None and not connection.is_connected:
             # the server closed it while it was idle, or sent what nobody asked for
@@ -207,15 +215,31 @@ class Line:
         if not wire.is_reused:
             connection.timeout = min(_CONNECT_TIMEOUT_S, timeout_s)
             connection.connect()
-        connection.timeout = timeout_s
-        wire.attach(connection.sock)
+        stream: socket.socket = connection.sock
+        wire.attach(stream)
         wire.is_connected = True
+        # each call is a system call, and a turn of the interpreter's lock: not for some milliseconds' difference
+        stream_timeout_s = math.ceil(timeout_s * 10) / 10
+        if stream.gettimeout() != stream_timeout_s:
+            stream.settimeout(stream_timeout_s)
         # a server that refuses a body without reading it to its end has answered all the same
         with suppress(BrokenPipeError):
-            connection.request(target.method, target.path, body=body, headers=headers, preload_content=False)
-        # that of urllib3 wraps the answer in what only a compressed one needs, for a tenth of a message's CPU
-        return HTTPConnection.getresponse(connection)
+            if body is None or len(body) <= _TOGETHER_BYTES:
+                stream.sendall(head + (body or b""))
+            else:
+                stream.sendall(head)
+                stream.sendall(body)
+        response: HTTPResponse = connection.response_class(stream, method=target.method)
+        self._response = response
+        response.begin()
+        if response.will_close:
+            # the answer can still be read
+            connection.close()
+        return response
 
     def drop(self, target: Target) -> None:
         """Close a connection whose answer was not read to its end."""
         target.connection.close()
+        if self._response is not None:
+            self._response.close()
+            self._response = None

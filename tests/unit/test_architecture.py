@@ -19,7 +19,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     # words: no I/O, no clock, no threads
     ("errors", "json_text"),
     ("messages", "model_answer", "documents", "json_spans", "event_stream"),
-    ("model_stream", "whole_chunk", "stream_request", "disposition"),
+    ("model_stream", "whole_chunk", "stream_request", "http_request", "disposition"),
     # edges of memory
     (
         "delivery",
@@ -58,7 +58,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
 #: no I/O, no clock, no threads
 WORDS = (
     *("errors", "json_text", "messages", "model_answer", "documents", "json_spans", "event_stream"),
-    *("model_stream", "whole_chunk", "stream_request", "disposition", "delivery"),
+    *("model_stream", "whole_chunk", "stream_request", "http_request", "disposition", "delivery"),
 )
 _NOT_IN_WORDS = {"os", "io", "socket", "threading", "time", "asyncio", "subprocess", "queue", "logging", "random"}
 
