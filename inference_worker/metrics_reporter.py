@@ -169,7 +169,7 @@ class MetricsReporter:
             source_s, grace_s, usage_s = min(source_s, budget_s / 3), 0.0, budget_s
             sink_s = min(sink_s, budget_s - source_s)
         interrupt = None if final else self._draining
-        is_usage_begun = self._usage.begin(began_at + usage_s)
+        is_usage_begun = self._usage.begin(began_at + usage_s, is_paced=not final)
         model_metrics, gpus, queue = self._ask_sources(source_s, grace_s, interrupt)
         if interrupt is not None and interrupt.done():
             # the records stay in the buffer for the last flush

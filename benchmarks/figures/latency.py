@@ -59,7 +59,7 @@ def measure_one(
     Raises:  NotInTime
     """
     bench.redis.flushdb()
-    bench.sinks.documents()
+    bench.metric_server.documents()
     queue = bench.declare(contender)
     try:
         with bench.running(contender, queue, prefetch=prefetch, model=model) as running, sights(bench) as seen:
@@ -70,7 +70,7 @@ def measure_one(
             measures = {"p50_s": percentile(added_s, 50), "p99_s": percentile(added_s, 99)}
             if contender.is_worker:
                 running.stop()
-                own_s = added_by_records(bench.sinks.documents(), set(found.request_ids))
+                own_s = added_by_records(bench.metric_server.documents(), set(found.request_ids))
                 if own_s:
                     measures |= {"own_p50_s": percentile(own_s, 50), "own_p99_s": percentile(own_s, 99)}
             return measures

@@ -1,1 +1,1 @@
-"""The model and the sinks, made so that they are never what is waited for."""
+"""The model, MetricServer and Croesus, made so that they are never what is waited for."""

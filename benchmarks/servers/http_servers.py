@@ -1,4 +1,4 @@
-"""The servers of a run as objects: an instant model (nginx or the stand-in), a slow one, the sinks."""
+"""The servers of a run as objects: an instant model (nginx or the stand-in), a slow one, MetricServer."""
 
 from __future__ import annotations
 
@@ -68,13 +68,13 @@ class StandIn(HttpServerProcess):
     """The asyncio server as a model."""
 
     def __init__(
-        self, *, delay_s: float = 0.0, answer_bytes: int = answers.SMALL_ANSWER_BYTES, sinks: bool = False
+        self, *, delay_s: float = 0.0, answer_bytes: int = answers.SMALL_ANSWER_BYTES, is_metric_server: bool = False
     ) -> None:
-        super().__init__("sinks" if sinks else "stand-in")
+        super().__init__("metric-server" if is_metric_server else "stand-in")
         self.port = processes.free_port()
         argv = [sys.executable, "-m", "benchmarks.servers.instant_http", "--port", str(self.port)]
         argv += ["--delay-ms", str(delay_s * 1000), "--answer-bytes", str(answer_bytes)]
-        if sinks:
+        if is_metric_server:
             argv += ["--records", str(self.records_path)]
         env = {"PATH": os.environ.get("PATH", os.defpath), "PYTHONPATH": str(PROJECT_FOLDER)}
         self._child = processes.spawn(argv, env=env, log_path=self.folder / "server.log")
@@ -84,15 +84,15 @@ class StandIn(HttpServerProcess):
 
     @property
     def records_path(self) -> Path:
-        """Where the sinks keep the metrics documents, one a line."""
+        """Where it keeps the metrics documents, one a line."""
         return self.folder / "metrics.jsonl"
 
 
-class Sinks(StandIn):
-    """MetricServer and Croesus: they take everything."""
+class MetricServer(StandIn):
+    """MetricServer: it takes everything, and keeps the documents."""
 
     def __init__(self) -> None:
-        super().__init__(sinks=True)
+        super().__init__(is_metric_server=True)
 
     def documents(self) -> list[dict[str, object]]:
         """Return the metrics documents that arrived, and forget them."""

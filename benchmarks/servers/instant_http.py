@@ -1,6 +1,6 @@
-"""A model, or both sinks, on asyncio's bare protocols: `python -m benchmarks.servers.instant_http --port N`.
+"""A model, or MetricServer, on asyncio's bare protocols: `python -m benchmarks.servers.instant_http --port N`.
 
-One thread. POST is answered after the delay with the prepared answer; as a sink with 202, /metrics kept in a file.
+One thread. POST is answered after the delay with the prepared answer; as MetricServer with 202, the document kept.
 `GET /timings` gives what each POST took here since the last look, from its first byte to its answer's last, in seconds.
 """
 
@@ -132,7 +132,7 @@ def main() -> None:
     parser.add_argument("--port", type=int, required=True)
     parser.add_argument("--delay-ms", type=float, default=0.0)
     parser.add_argument("--answer-bytes", type=int, default=answers.SMALL_ANSWER_BYTES)
-    parser.add_argument("--records", type=Path, default=None, help="be the sinks, and keep the metrics documents here")
+    parser.add_argument("--records", type=Path, default=None, help="be MetricServer, and keep the documents here")
     args = parser.parse_args()
     role = Role(delay_s=args.delay_ms / 1000, answer_bytes=args.answer_bytes, records_path=args.records)
     # epoll rounds a wait up to the next millisecond, which would make 101 ms of 100; select does not

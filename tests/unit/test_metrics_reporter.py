@@ -148,6 +148,8 @@ class Bench:
         self.http = RecordingHttp()
         self.clock = Clock(1000.0)
         self.monotonic = Clock(50.0)
+        #: between two usage events
+        self.pauses_s: list[float] = []
         self.queue_depth: Callable[[float], QueueDepth | None] = lambda wait_s: QueueDepth(depth=7)
         self.buffer = MetricsBuffer(
             max_records=changes.pop("max_records", 1000),
@@ -178,7 +180,13 @@ class Bench:
         self.reporter = MetricsReporter(
             settings=self.settings,
             buffer=self.buffer,
-            usage=UsageSender(self.usage_settings, buffer=self.buffer, http=self.http, monotonic=self.monotonic),
+            usage=UsageSender(
+                self.usage_settings,
+                buffer=self.buffer,
+                http=self.http,
+                monotonic=self.monotonic,
+                wait=lambda hurried, pause_s: self.pauses_s.append(pause_s),
+            ),
             http=self.http,
             health=lambda: HealthSnapshot(True, 999.0, "HTTP 200"),
             queue_depth=lambda wait_s: self.queue_depth(wait_s),
@@ -600,6 +608,51 @@ def test_without_a_croesus_token_none_is_sent(bench: Bench) -> None:
     bench.buffer.append_usage(_event(0))
     bench.flush()
     assert "Authorization" not in bench.http.requests(EVENTS_URL)[0].headers
+
+
+@pytest.mark.parametrize(
+    ("flush_interval_s", "pauses_s"),
+    [
+        pytest.param(30.0, [0.002, 0.002, 0.002], id="time enough: the longest"),
+        pytest.param(0.006, [0.001, 0.0015, 0.002], id="little time: half of it"),
+    ],
+)
+def test_a_round_with_time_leaves_the_interpreter_to_the_requests_between_two_events(
+    make_bench: Callable[..., Bench], flush_interval_s: float, pauses_s: list[float]
+) -> None:
+    bench = make_bench(flush_interval_s=flush_interval_s)
+    for number in range(4):
+        bench.buffer.append_usage(_event(number))
+    bench.reporter.flush()
+    bench.http.wait_for(EVENTS_URL, 4)
+    bench.flush()
+    assert bench.pauses_s == pytest.approx(pauses_s)
+
+
+def test_a_round_that_is_late_rests_no_more(bench: Bench) -> None:
+    def takes_six_s(request: Request) -> int:
+        bench.monotonic.at += 6.0
+        return 202
+
+    bench.http.answer_by(EVENTS_URL, takes_six_s)
+    for number in range(4):
+        bench.buffer.append_usage(_event(number))
+    bench.reporter.flush()
+    bench.http.wait_for(EVENTS_URL, 4)
+    assert bench.pauses_s == []
+
+
+def test_the_last_round_and_those_while_draining_do_not_rest(bench: Bench) -> None:
+    for number in range(4):
+        bench.buffer.append_usage(_event(number))
+    bench.reporter.drain()
+    bench.reporter.tick(51.0)
+    bench.http.wait_for(EVENTS_URL, 4)
+    for number in range(4, 8):
+        bench.buffer.append_usage(_event(number))
+    bench.reporter.close()
+    assert bench.offered_ids == [f"r{number}" for number in range(8)]
+    assert bench.pauses_s == []
 
 
 def test_events_go_in_batches_of_at_most_the_batch_size(make_bench: Callable[..., Bench]) -> None:
