@@ -36,6 +36,12 @@ class Results:
             if value is not None:
                 self._series.setdefault(Key(figure, contender, case, measure), {})[number] = value
 
+    def replace_case(self, other: Results, figure: str, case: str) -> None:
+        """Take a figure's case from another run; ours of that name goes."""
+        kept = {key: rounds for key, rounds in self._series.items() if (key.figure, key.case) != (figure, case)}
+        taken = {key: rounds for key, rounds in other._series.items() if (key.figure, key.case) == (figure, case)}
+        self._series = kept | taken
+
     def rounds(self, figure: str, contender: str, case: str, measure: str) -> dict[int, float]:
         """Return a series by round; empty when there is none."""
         return self._series.get(Key(figure, contender, case, measure), {})

@@ -40,8 +40,7 @@ def measure(bench: Bench, results: Results, effort: Effort, say: Callable[[str],
             results.add(NAME, who.WORKER.name, IDLE, number, rss_bytes=idle)
             results.add(NAME, who.WORKER.name, SLOT, number, rss_bytes=slot)
             say(f"round {number + 1}, memory: {idle / 1e6:.1f} MB idle, {slot / 1e6:.3f} MB per slot")
-    with attempt(results, say, "memory growth"):
-        _measure_growth(bench, results, effort.growth_messages, say)
+    measure_growth(bench, results, effort.growth_messages, say)
 
 
 def _rss(bench: Bench, model: HttpServerProcess, *, prefetch: int) -> tuple[float, float]:
@@ -63,8 +62,13 @@ def _rss(bench: Bench, model: HttpServerProcess, *, prefetch: int) -> tuple[floa
         bench.redis.flushdb()
 
 
-def _measure_growth(bench: Bench, results: Results, messages: int, say: Callable[[str], None]) -> None:
+def measure_growth(bench: Bench, results: Results, messages: int, say: Callable[[str], None]) -> None:
     """Send batches, each after the last is through and Redis is empty again, and look at the memory after each."""
+    with attempt(results, say, "memory growth"):
+        _watch_growth(bench, results, messages, say)
+
+
+def _watch_growth(bench: Bench, results: Results, messages: int, say: Callable[[str], None]) -> None:
     warm, batch = min(_WARM_MESSAGES, messages), min(_BATCH, messages)
     queue = bench.declare(who.WORKER)
     try:
@@ -86,6 +90,12 @@ def _measure_growth(bench: Bench, results: Results, messages: int, say: Callable
     finally:
         bench.delete(queue)
         bench.redis.flushdb()
+
+
+def take_growth(results: Results, longer: Results) -> None:
+    """Let the growth that a longer run of its own saw stand for the one of the full run, and say so."""
+    results.replace_case(longer, NAME, GROWTH)
+    results.facts.update(longer.facts)
 
 
 def growth(results: Results) -> tuple[int, float] | None:

@@ -77,6 +77,16 @@ def test_a_growth_that_was_not_over_a_million_says_so(results: Results) -> None:
     assert lines[0].measured.median == 1e6
 
 
+def test_the_growth_over_a_million_stands_for_the_short_look_and_is_said_to_be_another_run(results: Results) -> None:
+    longer = Results()
+    longer.facts["growth of the memory"] = "in a run of its own"
+    longer.add(memory.NAME, who.WORKER.name, memory.GROWTH, 1_000_000, rss_bytes=2e6)
+    memory.take_growth(results, longer)
+    assert memory.growth(results) == (1_000_000, 2e6)
+    assert "memory, growth over 1,000,000 messages" in verdicts(results)
+    assert "in a run of its own" in report.report(results, notes="")
+
+
 def test_every_goal_is_in_the_table_whatever_was_measured() -> None:
     assert len(goals_table(Results()).rows) == len(goals(Results())) == 15
 
