@@ -17,13 +17,13 @@ class Effort:
 
     rounds: int = 5
     #: messages through an instant model
-    messages: int = 3000
+    messages: int = 2000
     #: requests sent one at a time
-    latency_samples: int = 200
+    latency_samples: int = 150
     #: messages of 10 MB
-    big_messages: int = 40
+    big_messages: int = 25
     #: seconds of work at 100 ms and 64 slots
-    busy_s: float = 8.0
+    busy_s: float = 5.0
     #: messages after which the memory is looked at, in all
     growth_messages: int = 50_000
     #: records of the metrics flush beside which latencies are measured
