@@ -198,16 +198,18 @@ class UsageSender:
                 case Verdict.UNAVAILABLE:
                     return
             if groups and not self._is_hurried.is_set():
-                self._pause(began_at, len(groups))
+                self._pause(began_at)
 
-    def _pause(self, began_at: float, group_count: int) -> None:
-        """Rest for as long as the round would still need only half of its time.
+    def _pause(self, began_at: float) -> None:
+        """Rest for as long as all that waits, what came since included, would need only half of the round's time.
 
         10,000 events one after the other keep the interpreter lock busy for seconds, and each request that runs beside
-        them waits for it at every step: its p99 was twice as high (benchmarks/figures/flush.py).
+        them waits for it at every step: its p99 was twice as high (benchmarks/figures/flush.py). A round that paced
+        itself by what it began with would leave more behind than it took, and memory would grow with the load.
         """
         now = self._monotonic()
-        pause_s = (self._ends_at - now) / (2 * group_count) - (now - began_at)
+        requests_left = max(1.0, self._buffer.usage_depth / self._settings.batch_size)
+        pause_s = (self._ends_at - now) / (2 * requests_left) - (now - began_at)
         if pause_s > 0:
             self._wait(self._is_hurried, min(pause_s, _MAX_PAUSE_S))
 

@@ -68,6 +68,25 @@ def test_a_round_with_time_leaves_the_interpreter_to_the_requests_between_two_ev
     assert bench.pauses_s == pytest.approx(pauses_s)
 
 
+def test_a_round_rests_less_when_more_has_come_meanwhile(make_bench: Callable[..., Bench]) -> None:
+    bench = make_bench(flush_interval_s=0.006)
+
+    def two_more_with_the_first(request: Request) -> int:
+        if request.event_ids == ["r0"]:
+            bench.buffer.append_usage(make_event(4))
+            bench.buffer.append_usage(make_event(5))
+        return 202
+
+    bench.http.answer_by(EVENTS_URL, two_more_with_the_first)
+    for number in range(4):
+        bench.buffer.append_usage(make_event(number))
+    bench.reporter.flush()
+    bench.http.wait_for(EVENTS_URL, 4)
+    bench.flush()
+    # half of the round's 6 ms for the 5, 4 and 3 that wait after each
+    assert bench.pauses_s == pytest.approx([0.0006, 0.00075, 0.001])
+
+
 def test_a_round_that_is_late_rests_no_more(bench: Bench) -> None:
     def takes_six_s(request: Request) -> int:
         bench.monotonic.at += 6.0
