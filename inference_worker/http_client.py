@@ -28,6 +28,7 @@ from inference_worker.errors import (
     HttpUnreachable,
 )
 from inference_worker.http_connection import Line, Target, Wire
+from inference_worker.http_response import Response
 
 #: how much is read at once, and so how far beyond the cap an inflated body can reach
 _READ_BYTES = 65_536
@@ -124,11 +125,8 @@ class HttpClient:
                 if not is_whole:
                     line.drop(exchange.target)
 
-    def _read(self, response: http.client.HTTPResponse, exchange: _Exchange) -> HttpAnswer:
-        headers: dict[str, str] = {}
-        for name, value in response.getheaders():
-            lower = name.lower()
-            headers[lower] = f"{headers[lower]}, {value}" if lower in headers else value
+    def _read(self, response: Response, exchange: _Exchange) -> HttpAnswer:
+        headers = response.fields
         take = exchange.listen(response.status, headers) if exchange.listen else None
         if take is None and response.length is not None and "content-encoding" not in headers:
             self._check_size(response.length)
@@ -142,11 +140,11 @@ class HttpClient:
         )
         return HttpAnswer(response.status, headers, b"".join(parts), is_length_known)
 
-    def _read_pieces(self, response: http.client.HTTPResponse, method: str, take: Callable[[bytes], None]) -> None:
+    def _read_pieces(self, response: Response, method: str, take: Callable[[bytes], None]) -> None:
         """Hand the body's pieces over as they come, decompressed."""
         decoded = urllib3.HTTPResponse(
             response,
-            urllib3.HTTPHeaderDict(response.getheaders()),
+            response.fields,
             response.status,
             preload_content=False,
             original_response=response,

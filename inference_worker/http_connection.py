@@ -1,9 +1,9 @@
 """One thread's connections: their sockets are known, so that an exchange can be cut off from another thread.
 
-Owned by one thread, but for `Wire.cut`. Knows requests (how a URL is to be sent), urllib3 (connections, TLS) and
-http.client (answers). What is above them is left out: a session obeys proxy variables and netrc (R39), sends cookies
-back, so that a model behind a sticky balancer would stick to a dead replica, and follows redirects; session, adapter
-and pool cost a third of a message's CPU, and the building of each request anew a tenth.
+Owned by one thread, but for `Wire.cut`. Knows requests (how a URL is to be sent) and urllib3 (connections, TLS). What
+is above them is left out: a session obeys proxy variables and netrc (R39), sends cookies back, so that a model behind a
+sticky balancer would stick to a dead replica, and follows redirects; session, adapter and pool cost a third of a
+message's CPU, and the building of each request anew a tenth.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ import weakref
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from http.client import HTTPResponse, IncompleteRead
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -25,6 +24,7 @@ import urllib3.connection
 
 from inference_worker.errors import HttpUnreachable
 from inference_worker.http_request import request_head, request_start
+from inference_worker.http_response import Response
 
 #: a peer on the same host or in the same rack answers a SYN in far less
 _CONNECT_TIMEOUT_S = 5.0
@@ -78,40 +78,14 @@ class Wire:
         return self._cut
 
 
-class _Head:
-    """What the head of an answer is read from: http.client takes a head that stops short for a whole one."""
-
-    def __init__(self, stream: Any) -> None:
-        self._stream = stream
-        #: the last line was no empty one, but the end of the stream
-        self.is_cut_off = False
-
-    def readline(self, limit: int = -1) -> Any:
-        line = self._stream.readline(limit)
-        self.is_cut_off = not line
-        return line
-
-    def close(self) -> None:
-        self._stream.close()
-
-
-def _response_class(wire: Wire) -> type[HTTPResponse]:
-    class Response(HTTPResponse):
+def _response_class(wire: Wire) -> type[Response]:
+    class WatchedResponse(Response):
         def begin(self) -> None:
             # peek blocks for the first byte: until then the request may not have been seen at all
             wire.is_answer_begun = bool(self.fp.peek(1))
-            stream = self.fp
-            head: Any = _Head(stream)
-            self.fp = head
-            try:
-                super().begin()
-            finally:
-                if self.fp is head:
-                    self.fp = stream
-            if head.is_cut_off:
-                raise IncompleteRead(b"")
+            super().begin()
 
-    return Response
+    return WatchedResponse
 
 
 def _connect(host: str, port: int, timeout_s: float, wire: Wire) -> socket.socket:
@@ -162,7 +136,7 @@ class Line:
         self.wire = Wire()
         self._targets: dict[tuple[str, str], Target] = {}
         self._connections: dict[tuple[str, str, int | None], Any] = {}
-        self._response: HTTPResponse | None = None
+        self._response: Response | None = None
 
     def target(self, method: str, url: str) -> Target:
         """Take a URL apart, the first time that it is asked for.
@@ -199,7 +173,7 @@ class Line:
 
     def send(
         self, target: Target, headers: Mapping[str, str | bytes], body: bytes | None, *, timeout_s: float
-    ) -> HTTPResponse:
+    ) -> Response:
         """Send one request and read the head of its answer.
 
         Units:   timeout_s seconds, for each read and write of the socket
@@ -229,7 +203,7 @@ class Line:
             else:
                 stream.sendall(head)
                 stream.sendall(body)
-        response: HTTPResponse = connection.response_class(stream, method=target.method)
+        response: Response = connection.response_class(stream, method=target.method)
         self._response = response
         response.begin()
         if response.will_close:

@@ -33,7 +33,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         "growing_pause",
         "trouble",
     ),
-    ("slots", "cancel_watch", "helper_thread"),
+    ("slots", "cancel_watch", "helper_thread", "http_response"),
     # adapters
     (
         *("http_connection", "redis_client", "amqp_headers", "metrics_scraper", "usage_events"),
