@@ -32,8 +32,6 @@ from inference_worker.http_response import Response
 
 #: how much is read at once, and so how far beyond the cap an inflated body can reach
 _READ_BYTES = 65_536
-#: No Content, Not Modified: there is no body to be cut off
-_WITHOUT_BODY = frozenset({204, 304})
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,12 +131,7 @@ class HttpClient:
             return HttpAnswer(response.status, headers, response.read(), is_length_known=True)
         parts: list[bytes] = []
         self._read_pieces(response, exchange.target.method, take or parts.append)
-        is_length_known = (
-            response.status in _WITHOUT_BODY
-            or "content-length" in headers
-            or "chunked" in headers.get("transfer-encoding", "").lower()
-        )
-        return HttpAnswer(response.status, headers, b"".join(parts), is_length_known)
+        return HttpAnswer(response.status, headers, b"".join(parts), response.is_length_known)
 
     def _read_pieces(self, response: Response, method: str, take: Callable[[bytes], None]) -> None:
         """Hand the body's pieces over as they come, decompressed."""

@@ -30,6 +30,8 @@ class Response(HTTPResponse):
         self._is_to_head = method == "HEAD"
         #: names in lower case; the values of one that came twice are joined by commas
         self.fields: dict[str, str] = {}
+        #: False: the body ends with the connection, so nothing tells whether it was cut off
+        self.is_length_known = False
 
     def begin(self) -> None:
         """Read the head.
@@ -60,10 +62,10 @@ class Response(HTTPResponse):
             # the same one twice is one
             found = _LENGTH.fullmatch(fields["content-length"].partition(",")[0])
             self.length = int(found[0]) if found else None
+        self.is_length_known = self.chunked or self.length is not None
         options = fields.get("connection", "").lower()
         is_kept = "close" not in options if minor else "keep-alive" in options
-        # a body that nothing tells the length of ends with the connection
-        self.will_close = not is_kept or (self.length is None and not self.chunked)
+        self.will_close = not is_kept or not self.is_length_known
 
 
 def _read_line(stream: Any) -> bytes:

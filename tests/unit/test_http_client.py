@@ -338,6 +338,12 @@ def test_r41_body_that_ends_with_the_connection_is_told_apart(client: HttpClient
     assert (got.body, got.is_length_known) == (b'{"choices":[{"mes', False)
 
 
+def test_r41_a_length_that_is_no_number_tells_nothing_of_the_end(client: HttpClient, server: HttpServer) -> None:
+    server.reply(b'HTTP/1.1 200 OK\r\nContent-Length: 2x\r\n\r\n{"choices":[{"mes', Do.CLOSE)
+    got = _post(client, server)
+    assert (got.body, got.is_length_known) == (b'{"choices":[{"mes', False)
+
+
 def test_body_that_cannot_be_decompressed_is_incomplete(client: HttpClient, server: HttpServer) -> None:
     server.reply(answer(b"no gzip at all", headers={"Content-Encoding": "gzip"}))
     with pytest.raises(HttpIncomplete):
