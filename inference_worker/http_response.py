@@ -17,7 +17,8 @@ _MAX_FIELDS = 100
 _STATUS_LINE = re.compile(rb"HTTP/1\.(\d) +([1-9]\d\d)(?:[ \t][^\r\n]*)?\r?\n")
 #: the answer to what nobody asked for, and the one interim status that no final one follows
 _SWITCHING_PROTOCOLS = 101
-_WITHOUT_BODY = frozenset({204, 304})
+#: that, No Content, Not Modified: there is no body to be cut off
+_WITHOUT_BODY = frozenset({_SWITCHING_PROTOCOLS, 204, 304})
 #: 18 digits: more than any answer, and no work to read
 _LENGTH = re.compile(r"\d{1,18}", re.ASCII)
 
@@ -27,7 +28,6 @@ class Response(HTTPResponse):
 
     def __init__(self, stream: socket.socket, *, method: str) -> None:
         super().__init__(stream, method=method)
-        self._is_to_head = method == "HEAD"
         #: names in lower case; the values of one that came twice are joined by commas
         self.fields: dict[str, str] = {}
         #: False: the body ends with the connection, so nothing tells whether it was cut off
@@ -56,7 +56,7 @@ class Response(HTTPResponse):
         self.chunked = "chunked" in fields.get("transfer-encoding", "").lower()
         self.chunk_left = None
         self.length = None
-        if status in _WITHOUT_BODY or status == _SWITCHING_PROTOCOLS or self._is_to_head:
+        if status in _WITHOUT_BODY:
             self.length = 0
         elif not self.chunked and "content-length" in fields:
             # the same one twice is one

@@ -33,8 +33,9 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         "growing_pause",
         "trouble",
     ),
-    ("slots", "cancel_watch", "helper_thread", "http_response"),
+    ("slots", "cancel_watch", "helper_thread"),
     # adapters
+    ("http_response",),
     (
         *("http_connection", "redis_client", "amqp_headers", "metrics_scraper", "usage_events"),
         *("usage_outbox", "logs", "status_server", "healthcheck"),
@@ -89,11 +90,11 @@ LIBRARIES: dict[str, set[str]] = {
 
 #: adapters that share a library, and so may share a file
 FAMILIES = (
-    {"http_connection", "http_client"},
+    {"http_response", "http_connection", "http_client"},
     {"amqp_headers", "amqp_connection", "amqp_topology", "message_publisher", "rmq_listener"},
     {"redis_client", "result_store", "stream_store"},
 )
-ADAPTERS = {*LIBRARIES, "status_server", "healthcheck"} - {*WORDS, "config"}
+ADAPTERS = {*LIBRARIES, "http_response", "status_server", "healthcheck"} - {*WORDS, "config"}
 
 #: steps and services are handed their adapters; these two only turn text into numbers and numbers into text
 STEPS: dict[str, set[str]] = {
