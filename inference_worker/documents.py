@@ -7,6 +7,7 @@ Source: design section 10.
 from __future__ import annotations
 
 from datetime import datetime
+from mmap import mmap
 from typing import Annotated, Any, Final, Literal
 
 import msgspec
@@ -192,16 +193,24 @@ def encode_record(record: InferenceRequestRecord) -> bytes:
     return _ENCODER.encode(record)
 
 
-def encode_document(document: MetricsDocument, records: list[bytes]) -> bytes:
-    """Encode to strict JSON, with these encoded records in the place of its requests, which have to be empty."""
-    if not records:
-        return _ENCODER.encode(document)
+def encode_document(document: MetricsDocument, records: list[bytes]) -> mmap:
+    """Encode to strict JSON, with these encoded records in the place of its requests, which have to be empty.
+
+    Into a mapping of its own, which goes back to the host with it. What malloc once gave for some megabytes it keeps
+    when it is freed, between what has come after it: the resident memory grew by 2 MB with every few flushes.
+    """
     head, tail = _ENCODER.encode(document).split(_NO_REQUESTS)
-    first, *others = records
-    pieces = [head + b'"requests":[' + first, *others]
-    pieces[-1] += b"]" + tail
-    # one pass over up to 5 MB, for which `join` lets go of the interpreter's lock: every slot would wait for it
-    return b",".join(pieces)
+    head += b'"requests":['
+    tail = b"]" + tail
+    commas = max(0, len(records) - 1)
+    text = mmap(-1, len(head) + sum(map(len, records)) + commas + len(tail))
+    text.write(head)
+    for number, record in enumerate(records):
+        if number:
+            text.write(b",")
+        text.write(record)
+    text.write(tail)
+    return text
 
 
 def to_plain(struct: msgspec.Struct) -> dict[str, Any]:

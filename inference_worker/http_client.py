@@ -28,6 +28,7 @@ from inference_worker.errors import (
     HttpUnreachable,
 )
 from inference_worker.http_connection import Line, Target, Wire
+from inference_worker.http_request import Body
 from inference_worker.http_response import Response
 
 #: how much is read at once, and so how far beyond the cap an inflated body can reach
@@ -66,7 +67,7 @@ class HttpClient:
         url: str,
         *,
         headers: Mapping[str, str | bytes] | None = None,
-        body: bytes | None = None,
+        body: Body | None = None,
         timeout_s: float,
         listen: Listen | None = None,
         name: str | None = None,
@@ -190,7 +191,7 @@ class _Exchange:
 
     target: Target
     headers: Mapping[str, str | bytes]
-    body: bytes | None
+    body: Body | None
     #: monotonic
     ends_at: float
     listen: Listen | None

@@ -23,7 +23,7 @@ import requests.adapters
 import urllib3.connection
 
 from inference_worker.errors import HttpUnreachable
-from inference_worker.http_request import request_head, request_start
+from inference_worker.http_request import Body, request_head, request_start
 from inference_worker.http_response import Response
 
 #: a peer on the same host or in the same rack answers a SYN in far less
@@ -172,7 +172,7 @@ class Line:
         return connection
 
     def send(
-        self, target: Target, headers: Mapping[str, str | bytes], body: bytes | None, *, timeout_s: float
+        self, target: Target, headers: Mapping[str, str | bytes], body: Body | None, *, timeout_s: float
     ) -> Response:
         """Send one request and read the head of its answer.
 

@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from mmap import mmap
 
+#: a large one may be in a mapping of its own
+Body = bytes | mmap
 #: would end a header, and begin what its value wants
 _UNFIT = re.compile(rb"[\r\n\0]")
 
@@ -22,7 +25,7 @@ def request_start(method: str, path: str, host: str) -> bytes:
     return "".join(f"{line}\r\n" for line in lines).encode("ascii")
 
 
-def request_head(start: bytes, headers: Mapping[str, str | bytes], body: bytes | None) -> bytes:
+def request_head(start: bytes, headers: Mapping[str, str | bytes], body: Body | None) -> bytes:
     """Write the whole head of one request; names of headers are ours, values may be anybody's.
 
     Raises:  ValueError (a value that cannot be sent; its text may hold it)

@@ -49,15 +49,19 @@ class MetricsBuffer:
         self._is_half_full_told = False
         self._on_half_full = on_half_full
         self._max_usage_events = max_usage_events
-        # by identity, since two deliveries of one request make equal events; whoever peeks holds the events, so no id
-        # is given away twice. Ordered, because events leave from the middle too: a refused one stays, younger ones go
-        self._usage: OrderedDict[int, UsageEvent] = OrderedDict()
+        # they leave at the left end only: thousands wait under load, and each place of an ordered dict costs as much
+        # memory as the event in it
+        self._usage: deque[UsageEvent] = deque()
+        #: what Croesus would not take, and what must not stand in front of the others: few, and they leave anywhere.
+        #: By identity, since two deliveries of one request make equal events; whoever peeks holds the events, so no id
+        #: is given away twice
+        self._usage_aside: OrderedDict[int, UsageEvent] = OrderedDict()
         self._usage_dropped = 0
         self._outbox = outbox
         #: number in the outbox, by identity
         self._numbers: dict[int, int] = {}
         for number, event in outbox.load() if outbox else ():
-            self._usage[id(event)] = event
+            self._usage.append(event)
             self._numbers[id(event)] = number
 
     def append(self, record: InferenceRequestRecord) -> None:
@@ -76,16 +80,19 @@ class MetricsBuffer:
             self._on_half_full()
 
     def append_usage(self, event: UsageEvent) -> None:
-        """Keep one usage event, in the outbox first where there is one; the oldest is dropped and counted when full."""
+        """Keep one usage event, in the outbox first where there is one; when full, one is dropped and counted.
+
+        That is the oldest of those set aside, else the oldest of all.
+        """
         number = self._outbox.put(event) if self._outbox else None
         dropped = None
         with self._lock:
-            self._usage[id(event)] = event
+            self._usage.append(event)
             if number is not None:
                 self._numbers[id(event)] = number
-            if len(self._usage) > self._max_usage_events:
-                oldest, _ = self._usage.popitem(last=False)
-                dropped = self._numbers.pop(oldest, None)
+            if self.usage_depth > self._max_usage_events:
+                oldest = self._usage_aside.popitem(last=False)[1] if self._usage_aside else self._usage.popleft()
+                dropped = self._numbers.pop(id(oldest), None)
                 self._usage_dropped += 1
         if self._outbox is not None and dropped is not None:
             self._outbox.remove([dropped])
@@ -100,21 +107,46 @@ class MetricsBuffer:
         return list(records), dropped_count
 
     def peek_usage(self, count: int) -> list[UsageEvent]:
-        """Look at the oldest usage events; they stay until `drop_usage`."""
+        """Look at the oldest usage events that are not set aside; they stay until `drop_usage`."""
         with self._lock:
-            return list(islice(self._usage.values(), count))
+            return list(islice(self._usage, count))
+
+    def peek_usage_aside(self) -> list[UsageEvent]:
+        """Look at the usage events that were set aside, in the order in which they were."""
+        with self._lock:
+            return list(self._usage_aside.values())
+
+    def set_usage_aside(self, events: Iterable[UsageEvent]) -> None:
+        """Let these stand in nobody's way; one that is set aside already, or fell out meanwhile, is passed over.
+
+        Those of `peek_usage` in its order, from its first.
+        """
+        with self._lock:
+            for event in events:
+                if self._pop_first(event):
+                    self._usage_aside[id(event)] = event
 
     def drop_usage(self, events: Iterable[UsageEvent]) -> None:
-        """Remove exactly these events, as they came from `peek_usage`; one that fell out meanwhile is passed over."""
+        """Remove exactly these events, set aside or not; one that fell out meanwhile is passed over.
+
+        Those of `peek_usage` in its order, from its first.
+        """
         numbers = []
         with self._lock:
             for event in events:
-                self._usage.pop(id(event), None)
+                if not self._pop_first(event):
+                    self._usage_aside.pop(id(event), None)
                 number = self._numbers.pop(id(event), None)
                 if number is not None:
                     numbers.append(number)
         if self._outbox is not None and numbers:
             self._outbox.remove(numbers)
+
+    def _pop_first(self, event: UsageEvent) -> bool:
+        if self._usage and self._usage[0] is event:
+            self._usage.popleft()
+            return True
+        return False
 
     @property
     def record_depth(self) -> int:
@@ -122,7 +154,8 @@ class MetricsBuffer:
 
     @property
     def usage_depth(self) -> int:
-        return len(self._usage)
+        """All that Croesus has not accepted, set aside or not."""
+        return len(self._usage) + len(self._usage_aside)
 
     @property
     def usage_dropped_total(self) -> int:

@@ -27,6 +27,7 @@ from inference_worker.documents import (
 )
 from inference_worker.errors import HttpError
 from inference_worker.helper_thread import HelperThread, result_of
+from inference_worker.http_request import Body
 from inference_worker.metrics_buffer import MetricsBuffer
 from inference_worker.metrics_scraper import ModelScraper, read_gpus
 from inference_worker.metrics_source import NoNumbers, Source
@@ -237,7 +238,7 @@ class MetricsReporter:
 
     def _make_document(
         self, model_metrics: ModelMetrics | None, gpus: list[GpuMetrics] | None, queue: QueueDepth | None
-    ) -> tuple[bytes, int]:
+    ) -> tuple[Body, int]:
         """Return the document, encoded, and of how many records."""
         records, dropped_count = self._buffer.take_records()
         settings = self._settings
@@ -266,7 +267,7 @@ class MetricsReporter:
         return window
 
     def _post_document(
-        self, body: bytes, record_count: int, timeout_s: float, grace_s: float, interrupt: Future[None] | None
+        self, body: Body, record_count: int, timeout_s: float, grace_s: float, interrupt: Future[None] | None
     ) -> None:
         url, token = self._settings.metrics_url, self._settings.metrics_token
         headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}

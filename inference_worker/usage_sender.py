@@ -10,17 +10,18 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
+from itertools import chain
 from typing import Protocol
 
 from inference_worker.documents import UsageEvent
 from inference_worker.errors import HttpError
 from inference_worker.helper_thread import HelperThread
+from inference_worker.http_request import Body
 from inference_worker.metrics_buffer import MetricsBuffer
 from inference_worker.trouble import Trouble
 from inference_worker.usage_events import encode_batch, encode_event
@@ -49,7 +50,7 @@ class HttpExchange(Protocol):
     """One bounded exchange. Called from several threads at once."""
 
     def exchange(
-        self, method: str, url: str, *, headers: Mapping[str, str], body: bytes | None, timeout_s: float
+        self, method: str, url: str, *, headers: Mapping[str, str], body: Body | None, timeout_s: float
     ) -> HttpAnswer:
         """Send one request and read the whole answer; redirects are not followed.
 
@@ -117,9 +118,9 @@ class UsageSender:
         self._ends_at = 0.0
         #: set while rounds have no time to rest, at the end of the process; a rest ends with it
         self._is_hurried = threading.Event()
-        #: request_id → how often Croesus refused it or failed on it. These go after all others, alone, and the least
-        #: often tried first: whatever is wrong with some, each of the others has its turn
-        self._set_aside: dict[str, int] = {}
+        #: request_id of what is set aside → how often Croesus refused it or failed on it. These go after all others,
+        #: alone, and the least often tried first: whatever is wrong with some, each of the others has its turn
+        self._tries: dict[str, int] = {}
         #: request_ids whose refusal has been logged
         self._refused: set[str] = set()
 
@@ -178,27 +179,30 @@ class UsageSender:
 
         Runs on the helper thread, one round at a time.
         """
-        groups = deque(self._group())
         refusals = 0
-        while groups and refusals < _REFUSALS_PER_ROUND:
+        refused_batches: list[UsageEvent] = []
+        began_at: float | None = None
+        # the second is looked at when the first is through, and has then what the first has left to it
+        for group in chain(self._groups(), ([event] for event in refused_batches)):
+            if began_at is not None and not self._is_hurried.is_set():
+                self._pause(began_at)
             began_at = self._monotonic()
             left_s = self._ends_at - began_at
             if left_s <= 0:
                 return
-            group = groups.popleft()
             match self._offer(group, min(left_s, self._settings.http_timeout_s)):
                 case Verdict.ACCEPTED:
                     refusals = 0
                     self._buffer.drop_usage(group)
                 case Verdict.REFUSED:
                     refusals += 1
+                    if refusals >= _REFUSALS_PER_ROUND:
+                        return
                     if len(group) > 1:
                         # one of them, or their sum: each is offered alone
-                        groups.extend([event] for event in group)
+                        refused_batches += group
                 case Verdict.UNAVAILABLE:
                     return
-            if groups and not self._is_hurried.is_set():
-                self._pause(began_at)
 
     def _pause(self, began_at: float) -> None:
         """Rest for as long as all that waits, what came since included, would need only half of the round's time.
@@ -213,17 +217,25 @@ class UsageSender:
         if pause_s > 0:
             self._wait(self._is_hurried, min(pause_s, _MAX_PAUSE_S))
 
-    def _group(self) -> list[list[UsageEvent]]:
-        waiting = self._buffer.peek_usage(self._buffer.usage_depth)
-        if self._set_aside:
-            request_ids = {event.data.request_id for event in waiting}
-            self._set_aside = {key: tries for key, tries in self._set_aside.items() if key in request_ids}
-            self._refused &= request_ids
-        fresh = [event for event in waiting if event.data.request_id not in self._set_aside]
-        aside = [event for event in waiting if event.data.request_id in self._set_aside]
-        aside.sort(key=lambda event: self._set_aside[event.data.request_id])
-        size = self._settings.batch_size
-        return [fresh[at : at + size] for at in range(0, len(fresh), size)] + [[event] for event in aside]
+    def _groups(self) -> Iterator[list[UsageEvent]]:
+        """Yield what waits now, in batches, then each that was set aside before, then what came meanwhile.
+
+        A batch has been dropped or set aside when the next is asked for. A round that left to the next what came
+        meanwhile would rest under load while thousands wait.
+        """
+        aside = self._buffer.peek_usage_aside()
+        request_ids = {event.data.request_id for event in aside}
+        self._tries = {key: tries for key, tries in self._tries.items() if key in request_ids}
+        self._refused &= request_ids
+        aside.sort(key=lambda event: self._tries[event.data.request_id])
+        left = self._buffer.usage_depth - len(aside)
+        while left > 0 and (batch := self._buffer.peek_usage(min(left, self._settings.batch_size))):
+            left -= len(batch)
+            yield batch
+        for event in aside:
+            yield [event]
+        while batch := self._buffer.peek_usage(self._settings.batch_size):
+            yield batch
 
     def _offer(self, group: list[UsageEvent], timeout_s: float) -> Verdict:
         payload = encode_event(group[0]) if self._settings.batch_size == 1 else encode_batch(group)
@@ -245,7 +257,8 @@ class UsageSender:
         if verdict is Verdict.REFUSED or status_code == 500:
             # 500: Croesus may fail on this very event, which at the head would hold up all others for ever
             for event in group:
-                self._set_aside[event.data.request_id] = self._set_aside.get(event.data.request_id, 0) + 1
+                self._tries[event.data.request_id] = self._tries.get(event.data.request_id, 0) + 1
+            self._buffer.set_usage_aside(group)
         if verdict is Verdict.REFUSED and len(group) == 1:
             self._log_refused(group[0], status_code)
         return verdict

@@ -13,6 +13,7 @@ import pytest
 
 from inference_worker.documents import HealthSnapshot, InferenceRequestRecord, QueueDepth, UsageData, UsageEvent
 from inference_worker.errors import HttpTimeout
+from inference_worker.http_request import Body
 from inference_worker.metrics_buffer import MetricsBuffer
 from inference_worker.metrics_reporter import MetricsReporter, ReporterSettings
 from inference_worker.usage_sender import UsageSender, UsageSettings
@@ -74,9 +75,9 @@ class RecordingHttp:
         }
 
     def exchange(
-        self, method: str, url: str, *, headers: Mapping[str, str], body: bytes | None, timeout_s: float
+        self, method: str, url: str, *, headers: Mapping[str, str], body: Body | None, timeout_s: float
     ) -> Answer:
-        request = Request(method, headers, body, timeout_s)
+        request = Request(method, headers, None if body is None else bytes(body), timeout_s)
         with self._changed:
             self._requests.append((url, request))
             self._changed.notify_all()
@@ -193,7 +194,8 @@ class Bench:
 
     @property
     def waiting_ids(self) -> list[str]:
-        return [event.data.request_id for event in self.buffer.peek_usage(1_000_000)]
+        waiting = self.buffer.peek_usage_aside() + self.buffer.peek_usage(1_000_000)
+        return [event.data.request_id for event in waiting]
 
 
 @contextlib.contextmanager

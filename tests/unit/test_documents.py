@@ -71,7 +71,7 @@ def _document(**changes: Any) -> MetricsDocument:
 def _encode(document: MetricsDocument) -> bytes:
     """Encode it as the reporter does."""
     records = [encode_record(record) for record in document.requests]
-    return encode_document(msgspec.structs.replace(document, requests=[]), records)
+    return bytes(encode_document(msgspec.structs.replace(document, requests=[]), records))
 
 
 def _validate(document: Any, kind: type[msgspec.Struct]) -> None:

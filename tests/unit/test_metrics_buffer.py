@@ -106,8 +106,36 @@ def test_usage_stays_until_it_is_dropped_by_the_one_who_peeked() -> None:
     assert _ids(first_two) == ["r0", "r1"]
     assert buffer.usage_depth == 3
     buffer.append_usage(_event(3))
+    buffer.drop_usage(first_two)
+    assert _ids(buffer.peek_usage(10)) == ["r2", "r3"]
+
+
+def test_usage_that_is_set_aside_stands_in_nobodys_way_and_stays_until_it_is_dropped() -> None:
+    buffer = MetricsBuffer(max_records=1)
+    for number in range(4):
+        buffer.append_usage(_event(number))
+    first_two = buffer.peek_usage(2)
+    buffer.set_usage_aside(first_two)
+    buffer.set_usage_aside(first_two)
+    assert _ids(buffer.peek_usage(10)) == ["r2", "r3"]
+    assert _ids(buffer.peek_usage_aside()) == ["r0", "r1"]
+    assert buffer.usage_depth == 4
+    buffer.drop_usage(buffer.peek_usage(1))
     buffer.drop_usage(first_two[1:])
-    assert _ids(buffer.peek_usage(10)) == ["r0", "r2", "r3"]
+    assert _ids(buffer.peek_usage(10)) == ["r3"]
+    assert _ids(buffer.peek_usage_aside()) == ["r0"]
+
+
+def test_r71_when_full_usage_that_is_set_aside_is_dropped_first() -> None:
+    buffer = MetricsBuffer(max_records=1, max_usage_events=3)
+    for number in range(3):
+        buffer.append_usage(_event(number))
+    buffer.set_usage_aside(buffer.peek_usage(2))
+    for number in (3, 4, 5):
+        buffer.append_usage(_event(number))
+    assert _ids(buffer.peek_usage_aside()) == []
+    assert _ids(buffer.peek_usage(10)) == ["r3", "r4", "r5"]
+    assert buffer.usage_dropped_total == 3
 
 
 def test_r71_usage_that_fell_out_meanwhile_takes_no_other_event_with_it() -> None:

@@ -81,10 +81,27 @@ def test_a_round_rests_less_when_more_has_come_meanwhile(make_bench: Callable[..
     for number in range(4):
         bench.buffer.append_usage(make_event(number))
     bench.reporter.flush()
-    bench.http.wait_for(EVENTS_URL, 4)
+    bench.http.wait_for(EVENTS_URL, 6)
     bench.flush()
-    # half of the round's 6 ms for the 5, 4 and 3 that wait after each
-    assert bench.pauses_s == pytest.approx([0.0006, 0.00075, 0.001])
+    # half of the round's 6 ms for the 5, 4, 3, 2 that wait after each; 2 ms are the longest
+    assert bench.pauses_s == pytest.approx([0.0006, 0.00075, 0.001, 0.0015, 0.002])
+
+
+def test_a_round_goes_on_with_what_came_meanwhile_after_what_was_set_aside_had_its_turn(bench: Bench) -> None:
+    def another_with_each(request: Request) -> int:
+        [event_id] = request.event_ids
+        if event_id in ("r1", "r2", "r3"):
+            bench.buffer.append_usage(make_event(int(event_id[1:]) + 1))
+        return 400 if event_id == "r0" else 202
+
+    bench.http.answer(EVENTS_URL, 400)
+    bench.buffer.append_usage(make_event(0))
+    bench.flush()
+    bench.http.answer_by(EVENTS_URL, another_with_each)
+    bench.buffer.append_usage(make_event(1))
+    bench.reporter.flush()
+    requests = bench.http.wait_for(EVENTS_URL, 6)
+    assert [request.event_ids for request in requests] == [["r0"], ["r1"], ["r0"], ["r2"], ["r3"], ["r4"]]
 
 
 def test_a_round_that_is_late_rests_no_more(bench: Bench) -> None:
