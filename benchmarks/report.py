@@ -30,10 +30,10 @@ _REPEAT = """\
 
 `make bench` brings up a private RabbitMQ, a private Redis, an instant model, MetricServer and Croesus on loopback,
 measures, and writes this page. It takes {duration}.
-`python -m benchmarks.run --help` lists the parts: `--only NAME` measures one figure, `--rounds N` sets
-the rounds, `--scale 0.1` makes each of them smaller, `--quick` compares the bare loop and the worker in under a minute.
-`--million` watches the memory over a million messages, in half an hour, and `--report` then writes this page again with
-what it saw in place of the short look that `make bench` takes.
+`python -m benchmarks.run --help` lists the parts: `--only NAME` measures one figure, with `--again` for this page,
+`--rounds N` sets the rounds, `--scale 0.1` makes each of them smaller, `--quick` compares the bare loop and the worker
+in under a minute. `--million` watches the memory over a million messages, in half an hour, and `--report` then writes
+this page again with what it saw in place of the short look that `make bench` takes.
 
 The contenders are in `benchmarks/contenders/`: each is a process of its own, does the same call and stores the same
 result with the same messages (a prompt of {prompt_bytes} bytes), and takes its turn in every round; each round begins

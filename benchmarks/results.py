@@ -36,10 +36,14 @@ class Results:
             if value is not None:
                 self._series.setdefault(Key(figure, contender, case, measure), {})[number] = value
 
-    def replace_case(self, other: Results, figure: str, case: str) -> None:
-        """Take a figure's case from another run; ours of that name goes."""
-        kept = {key: rounds for key, rounds in self._series.items() if (key.figure, key.case) != (figure, case)}
-        taken = {key: rounds for key, rounds in other._series.items() if (key.figure, key.case) == (figure, case)}
+    def replace(self, other: Results, figure: str, case: str | None = None) -> None:
+        """Take a figure, or one case of it, from another run; ours of that name goes."""
+
+        def is_meant(key: Key) -> bool:
+            return key.figure == figure and case in (None, key.case)
+
+        kept = {key: rounds for key, rounds in self._series.items() if not is_meant(key)}
+        taken = {key: rounds for key, rounds in other._series.items() if is_meant(key)}
         self._series = kept | taken
 
     def rounds(self, figure: str, contender: str, case: str, measure: str) -> dict[int, float]:

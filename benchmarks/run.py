@@ -25,6 +25,9 @@ def read_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.run", description=__doc__)
     parser.add_argument("--rounds", type=int, default=5, help="how often each contender takes its turn (5)")
     parser.add_argument("--only", action="append", choices=_NAMES, help="only this figure; docs/ is left as it is")
+    parser.add_argument(
+        "--again", action="store_true", help="with --only: docs/ takes it for that of the last full run"
+    )
     parser.add_argument("--scale", type=float, default=1.0, help="so much less in each round; docs/ is left as it is")
     parser.add_argument(
         "--million", action="store_true", help="only the memory over a million messages; kept for docs/; half an hour"
@@ -104,6 +107,14 @@ def run_figures(arguments: argparse.Namespace) -> int:
     say(goals_table(results).to_text())
     for note in results.notes:
         say(f"! {note}")
+    if arguments.only and arguments.again and arguments.scale == 1.0 and RESULTS.exists():
+        full = Results.decode(RESULTS.read_text())
+        for name in arguments.only:
+            full.replace(results, name)
+            full.facts[f"{name} again"] = f"in a run of its own on {time.strftime('%F')}"
+        full.notes += results.notes
+        RESULTS.write_text(full.encode())
+        return write_again()
     if arguments.only or arguments.scale < 1.0:
         say("docs/performance.md is left as it is: this was not the whole")
         return 0

@@ -94,7 +94,7 @@ def _watch_growth(bench: Bench, results: Results, messages: int, say: Callable[[
 
 def take_growth(results: Results, longer: Results) -> None:
     """Let the growth that a longer run of its own saw stand for the one of the full run, and say so."""
-    results.replace_case(longer, NAME, GROWTH)
+    results.replace(longer, NAME, GROWTH)
     results.facts.update(longer.facts)
 
 

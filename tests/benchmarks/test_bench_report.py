@@ -87,6 +87,17 @@ def test_the_growth_over_a_million_stands_for_the_short_look_and_is_said_to_be_a
     assert "in a run of its own" in report.report(results, notes="")
 
 
+def test_a_figure_that_is_measured_again_stands_for_the_old_one_whole_and_for_no_other(results: Results) -> None:
+    again = Results()
+    again.add(latency.NAME, who.WORKER.name, latency.case_of(latency.INSTANT, 1), 0, p50_s=0.002)
+    again.add(throughput.NAME, who.WORKER.name, throughput.case_of(1), 0, wall_s=9.0)
+    results.replace(again, latency.NAME)
+    found = verdicts(results)
+    assert found["added latency per request, p50"] == "missed by 33%"
+    assert found["added latency per request, p99"] == "not measured"
+    assert found["time per message, prefetch 1, against the bare loop"] == "met"
+
+
 def test_every_goal_is_in_the_table_whatever_was_measured() -> None:
     assert len(goals_table(Results()).rows) == len(goals(Results())) == 15
 
