@@ -268,7 +268,7 @@ class MessageProcessor:
             if is_ours:
                 attempt.run = run
                 return None
-            while not run.ended.wait(_LOOK_AGAIN_S):
+            while not self._running.wait_end(run, _LOOK_AGAIN_S):
                 if attempt.delivery.session.ended:
                     return Interrupted("session_ended")
                 if self._holds.is_raised(HoldName.DRAINING) or self.cut_off.is_set():
