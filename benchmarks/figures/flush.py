@@ -13,7 +13,6 @@ from benchmarks.effort import Effort
 from benchmarks.figures.attempts import attempt
 from benchmarks.latency import Latencies, measure_latencies, sights
 from benchmarks.results import Results
-from benchmarks.servers.http_servers import HttpServerProcess, StandIn
 from benchmarks.stats import percentile
 from benchmarks.tables import Table
 
@@ -25,8 +24,8 @@ _TIMEOUT_S = 120.0
 def measure(bench: Bench, results: Results, effort: Effort, say: Callable[[str], None]) -> None:
     """Fill the worker's buffer, measure in the calm, set the flush off, and measure again."""
     for number in range(effort.rounds):
-        with attempt(results, say, f"round {number + 1}, flush"), StandIn() as model:
-            calm, flushing, records = _measure_one(bench, model, effort)
+        with attempt(results, say, f"round {number + 1}, flush"):
+            calm, flushing, records = _measure_one(bench, effort)
             for case, found in ((CALM, calm), (FLUSHING, flushing)):
                 p50_s, p99_s = percentile(found.added_s(), 50), percentile(found.added_s(), 99)
                 most_s = max(found.added_s())
@@ -35,7 +34,7 @@ def measure(bench: Bench, results: Results, effort: Effort, say: Callable[[str],
                 say(f"round {number + 1}, {case}: p50 {p50_s * 1000:.2f} ms, p99 {p99_s * 1000:.2f} ms")
 
 
-def _measure_one(bench: Bench, model: HttpServerProcess, effort: Effort) -> tuple[Latencies, Latencies, int]:
+def _measure_one(bench: Bench, effort: Effort) -> tuple[Latencies, Latencies, int]:
     records, samples = effort.flush_records, effort.latency_samples
     # half full before the first timed flush is due, at the default interval: a round is paced by that
     env = {"METRICS_BUFFER_SIZE": str(2 * records)}
@@ -44,7 +43,7 @@ def _measure_one(bench: Bench, model: HttpServerProcess, effort: Effort) -> tupl
     queue = bench.declare(who.WORKER)
     try:
         with (
-            bench.running(who.WORKER, queue, prefetch=1, model=model, worker_env=env) as running,
+            bench.running(who.WORKER, queue, prefetch=1, worker_env=env) as running,
             sights(bench) as seen,
         ):
             bench.wait_consumer(running)
@@ -53,8 +52,8 @@ def _measure_one(bench: Bench, model: HttpServerProcess, effort: Effort) -> tupl
             bench.fill_unwatched(who.WORKER, queue, filled)
             wait_results(bench, [running], filled, timeout_s=_TIMEOUT_S)
             time.sleep(0.5)
-            calm = measure_latencies(bench, running, seen, model=model, count=samples)
-            flushing = measure_latencies(bench, running, seen, model=model, count=samples)
+            calm = measure_latencies(bench, running, seen, model=None, count=samples)
+            flushing = measure_latencies(bench, running, seen, model=None, count=samples)
             sizes = [len(document["requests"]) for document in bench.metric_server.documents()]  # type: ignore[arg-type]
             return calm, flushing, max(sizes, default=0)
     finally:

@@ -1,4 +1,4 @@
-"""Added latency: from publishing to the sight of the result, less the model's own time."""
+"""Added latency: from sending to the sight of the result, less the model's own time."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ def case_of(model: str, prefetch: int) -> str:
 
 def measure(bench: Bench, results: Results, effort: Effort, say: Callable[[str], None]) -> None:
     """Send requests one at a time to each contender in turn."""
-    with StandIn() as instant, StandIn(delay_s=_SLOW_S) as slow:
+    with StandIn(delay_s=_SLOW_S) as slow:
         for number in range(effort.rounds):
             for model_name, prefetch, contenders in _PLAN:
-                model = instant if model_name == INSTANT else slow
+                model = None if model_name == INSTANT else slow
                 # 100 ms each: a fifth is enough for a median
-                count = effort.latency_samples if model is instant else effort.latency_samples // 5
+                count = effort.latency_samples if model is None else effort.latency_samples // 5
                 for contender in in_turn(contenders, number):
                     what = f"round {number + 1}, {case_of(model_name, prefetch)}, {contender.name}"
                     with attempt(results, say, what):
@@ -52,7 +52,7 @@ def measure(bench: Bench, results: Results, effort: Effort, say: Callable[[str],
 
 
 def measure_one(
-    bench: Bench, contender: Contender, *, prefetch: int, model: HttpServerProcess, count: int
+    bench: Bench, contender: Contender, *, prefetch: int, model: HttpServerProcess | None, count: int
 ) -> dict[str, float]:
     """Measure one contender; for our worker also what its own records say.
 
@@ -108,9 +108,9 @@ def tables(results: Results) -> list[Table]:
 
 
 _HOW = (
-    "Requests sent one at a time, one every 15 ms at most: from the call that publishes until the client has seen in "
-    "Redis (keyspace notification) that the result is stored, less what the model took by its own clock. So the way "
-    "through the broker and the client's own are in it, for all alike. By its records: `total_latency_s` less "
-    "`model_latency_s` as the worker reports them to MetricServer, from the start of a request in its slot to the "
-    "decision on it; the HTTP client's way to the model counts there as the model's."
+    "Requests sent one at a time, one every 15 ms at most: from the sending of a request's bytes until the client has "
+    "seen in Redis (keyspace notification) that the result is stored, less what the slow model took by its own clock; "
+    "all of the instant one's counts. So the way through the broker and the client's are in it, for all alike. By its "
+    "records: `total_latency_s` less `model_latency_s` as the worker reports them to MetricServer, from the start of a "
+    "request in its slot to the decision on it; the HTTP client's way to the model counts there as the model's."
 )

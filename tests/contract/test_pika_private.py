@@ -101,7 +101,7 @@ def test_a_connection_reads_more_than_4_kib_at_a_time(broker_config: BrokerConfi
         transport._sigint_safe_recv = lambda sock, max_bytes: sizes.append(max_bytes) or read(sock, max_bytes)
         connection.channel()
         assert sizes
-        assert min(sizes) == 65_536
+        assert min(sizes) == 131_072
     finally:
         connection.close()
 
